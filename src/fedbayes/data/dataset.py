@@ -1,0 +1,248 @@
+"""A data set and its spread over clients: the arrays are held once, a client is row numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.data.deal import apportion, by_counts
+from fedbayes.data.partition import Partition, Shares
+from fedbayes.data.ragged import Ragged
+
+Dealer = Partition | Callable[[np.ndarray, int, np.random.Generator], Any]
+
+
+class Scale(NamedTuple):
+    """Mean and standard deviation per column: `apply` standardises, `undo` gives the original units back."""
+
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Scale":
+        std = values.double().std(0, correction=0)
+        # A constant column carries nothing: leave it at zero instead of dividing by zero.
+        return cls(values.double().mean(0).float(), torch.where(std > 0, std, 1.0).float())
+
+    def apply(self, values: Tensor) -> Tensor:
+        return (values - self.mean.to(values.device)) / self.std.to(values.device)
+
+    def undo(self, values: Tensor) -> Tensor:
+        return values * self.std.to(values.device) + self.mean.to(values.device)
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """What the network sees of a stored batch: bytes become [0, 1], then (x - mean) / std per channel when set.
+
+    Channels are axis -3. Tokens (int64) pass as they are. Only scalars enter: it runs under vmap, compile and graphs.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.int64:
+            return x
+        x = x.float() / 255 if x.dtype == torch.uint8 else x
+        if not self.mean:
+            return x
+        if len(self.mean) == 1:
+            return (x - self.mean[0]) / self.std[0]
+        planes = zip(x.split(1, -3), self.mean, self.std, strict=True)
+        return torch.cat([(plane - mean) / std for plane, mean, std in planes], -3)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test arrays, stored as they came (uint8, int64, float32), and what they mean.
+
+    `kind` is "classes" (y int64 [n]), "labels" (y 0/1 float32 [n, C]) or "real" (y float32 [n, D]), `classes` C or D.
+    `owner` says whom a row came from where that is known; `note` what is missing from a partial set.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    kind: str
+    classes: int
+    prepare: Prepare = Prepare()
+    class_names: tuple[str, ...] = ()
+    target_scale: Scale | None = None
+    input_scale: Scale | None = None
+    vocabulary: tuple[str, ...] = field(default=(), repr=False)
+    owner: Tensor | None = field(default=None, repr=False)
+    test_owner: Tensor | None = field(default=None, repr=False)
+    note: str = ""
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.x.shape[1:])
+
+    def __repr__(self) -> str:
+        what = f"{self.classes} {'targets' if self.kind == 'real' else self.kind}"
+        rows = f"{len(self.x)} + {len(self.test_x)} of {list(self.shape)} {str(self.x.dtype).removeprefix('torch.')}"
+        return f"Dataset({self.name}: {rows}, {what}{', ' + self.note if self.note else ''})"
+
+    def split(self, partition: Dealer, clients: int, seed: int = 0, *, test_per_client: int | None = None) -> "Clients":
+        """Spread the training rows over clients by a partition, and give each test rows of its own label mix.
+
+        Without `test_per_client` a client gets its share of the test set, at least 100 rows where there are so many.
+        Test rows of two clients overlap only when a class of the test set has run out. Owners that brought test rows
+        keep their own.
+        """
+        by = getattr(partition, "by", "label" if self.kind == "classes" else "row")
+        if len(self) == 0:
+            raise ValueError(f"{self.name} has no training rows to split. {self.note}".rstrip())
+        if by == "label" and self.kind != "classes":
+            raise ValueError(f"{partition} deals by label, but {self.name} has {self.kind} targets: use iid()")
+        if by == "owner" and self.owner is None:
+            raise ValueError(f"{partition} deals by owner, but nobody owns the rows of {self.name}: use from_clients")
+        train_seed, test_seed = np.random.SeedSequence(seed).spawn(2)
+        seen = self.owner if by == "owner" and self.owner is not None else self.y
+        dealt = partition(seen.numpy(), clients, np.random.default_rng(train_seed))
+        shares = dealt if isinstance(dealt, Shares) else Shares(Ragged.of_lists(dealt), torch.zeros(0).long())
+        _check_rows(shares, clients, len(self))
+        if by == "owner" and self.test_owner is not None:
+            test = _own_test_rows(self, shares.rows)
+        else:
+            test = _test_rows(self, shares.rows, test_per_client, np.random.default_rng(test_seed))
+        return Clients(self, shares.rows, test, shares.server)
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """Who holds which rows of a data set; `server` are rows of `data.x` that no client has."""
+
+    data: Dataset
+    train: Ragged
+    test: Ragged
+    server: Tensor
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def __repr__(self) -> str:
+        low, high = int(self.sizes.min()), int(self.sizes.max())
+        kept = f", {len(self.server)} at the server" if len(self.server) else ""
+        return f"Clients({len(self)} of {self.data.name}, {low} to {high} rows each{kept})"
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training rows a client, int64 [K]."""
+        return self.train.sizes
+
+    def train_rows(self, k: int) -> Tensor:
+        return self.train[k]
+
+    def test_rows(self, k: int) -> Tensor:
+        return self.test[k]
+
+    def label_counts(self) -> Tensor:
+        """How many training rows of each label a client holds, int64 [K, C]."""
+        return _label_counts(self.data.y, self.train, self.data)
+
+    def test_label_counts(self) -> Tensor:
+        return _label_counts(self.data.test_y, self.test, self.data)
+
+    def holdout(self, fraction: float, seed: int = 0) -> tuple["Clients", list[Tensor]]:
+        """Cut a random share off each client's training rows for validation; every client keeps at least one row."""
+        if not 0 <= fraction < 1:
+            raise ValueError(f"fraction must be in [0, 1), not {fraction}")
+        rng = np.random.default_rng(seed)
+        owners, sizes = self.train.owners().numpy(), self.sizes.numpy()
+        flat = self.train.flat.numpy()[np.argsort(owners + rng.random(len(owners)))]
+        cut = np.minimum(np.rint(sizes * fraction).astype(np.int64), np.maximum(sizes - 1, 0))
+        place = np.arange(len(flat)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        out = place < np.repeat(cut, sizes)
+        kept = replace(self, train=Ragged.of_sizes(flat[~out], sizes - cut))
+        return kept, list(Ragged.of_sizes(flat[out], cut))
+
+
+def _label_counts(y: Tensor, rows: Ragged, data: Dataset) -> Tensor:
+    if data.kind == "real":
+        raise ValueError(f"{data.name} has real targets, so no labels to count: see sizes")
+    if data.kind == "classes":
+        cell = rows.owners() * data.classes + y[rows.flat]
+        return torch.bincount(cell, minlength=len(rows) * data.classes).reshape(len(rows), data.classes)
+    counts = torch.zeros(len(rows), data.classes, dtype=torch.int64)
+    return counts.index_add_(0, rows.owners(), y[rows.flat].long())
+
+
+def _check_rows(shares: Shares, clients: int, n: int) -> None:
+    """A user's own partition function is held to the same promises as ours."""
+    rows = shares.rows
+    if len(rows) != clients:
+        raise ValueError(f"the partition gave rows for {len(rows)} clients, {clients} were asked for")
+    if int(rows.sizes.min()) < 1:
+        raise ValueError(f"the partition leaves client {int(rows.sizes.argmin())} without a row: lower clients")
+    if int(rows.flat.min()) < 0 or int(rows.flat.max()) >= n:
+        raise ValueError(f"the partition names rows outside 0..{n - 1}")
+
+
+def _test_rows(data: Dataset, rows: Ragged, each: int | None, rng: np.random.Generator) -> Ragged:
+    n, clients = len(data.test_x), len(rows)
+    if each is not None and not 0 <= each <= n:
+        raise ValueError(f"test_per_client must be between 0 and the {n} test rows of {data.name}, not {each}")
+    want = each if each is not None else max(n // clients, min(100, n))
+    if n == 0 or want == 0:
+        return Ragged.of_sizes(np.zeros(0, np.int64), np.zeros(clients, np.int64))
+    if data.kind != "classes":
+        counts, labels = np.full((clients, 1), want), np.zeros(n, np.int64)
+        return Ragged.of_sizes(*by_counts(labels, counts, rng, reuse=True))
+    held = _label_counts(data.y, rows, data).numpy()
+    counts = apportion(held / held.sum(1, keepdims=True), want, rng)
+    labels = data.test_y.numpy()
+    have = np.bincount(labels, minlength=data.classes)
+    short = np.argwhere(counts > have)
+    if each is not None and len(short):
+        k, c = short[0]
+        raise ValueError(
+            f"test_per_client={each}: client {k}'s mix asks for {counts[k, c]} test rows of class {c}, "
+            f"{data.name} has {have[c]}: lower test_per_client"
+        )
+    counts = np.minimum(counts, have)[:, np.unique(labels)]
+    return Ragged.of_sizes(*by_counts(labels, counts, rng, reuse=True))
+
+
+def _own_test_rows(data: Dataset, rows: Ragged) -> Ragged:
+    assert data.owner is not None
+    assert data.test_owner is not None
+    client_of = torch.full((1 + max(int(data.owner.max()), int(data.test_owner.max())),), -1)
+    client_of[data.owner[rows.flat]] = rows.owners()
+    home = client_of[data.test_owner]
+    held = (home >= 0).nonzero().flatten()
+    flat = held[home[held].argsort(stable=True)]
+    return Ragged.of_sizes(flat.numpy(), torch.bincount(home[held], minlength=len(rows)).numpy())
+
+
+def check_arrays(x: Tensor, y: Tensor, kind: str, classes: int, where: str) -> None:
+    """Raise a ValueError that names the place and the mend unless x and y fit together and are finite."""
+    if len(x) != len(y):
+        raise ValueError(f"{where}: {len(x)} inputs but {len(y)} targets: give one target an input")
+    for what, values in (("x", x), ("y", y)):
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            bad = (~torch.isfinite(values.reshape(len(values), -1))).any(1).nonzero().flatten()
+            raise ValueError(
+                f"{where}: {what} is not finite in {len(bad)} of {len(values)} rows (first: row {int(bad[0])}): "
+                "drop those rows or fill them in"
+            )
+    if kind == "classes" and len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
+        row = int(((y < 0) | (y >= classes)).nonzero()[0])
+        raise ValueError(
+            f"{where}: label {int(y[row])} at row {row} is outside 0..{classes - 1}: "
+            "number the classes from 0, or raise classes"
+        )
+    if kind == "labels" and not bool(((y == 0) | (y == 1)).all()):
+        raise ValueError(f"{where}: labels must be 0 or 1")
+    if kind != "classes" and y.shape[1:] != (classes,):
+        raise ValueError(f"{where}: y has shape {list(y.shape)}, expected [n, {classes}]")

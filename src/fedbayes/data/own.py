@@ -1,0 +1,148 @@
+"""A user's own arrays as a `Dataset` or `Clients`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.data.dataset import Clients, Dataset, Prepare, Scale, check_arrays
+from fedbayes.data.partition import natural
+
+Pair = tuple[Any, Any]
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    test_x: Any = None,
+    test_y: Any = None,
+    *,
+    kind: str | None = None,
+    classes: int | None = None,
+    name: str = "own",
+    standardise: bool = False,
+    prepare: Prepare | None = None,
+    class_names: Sequence[str] = (),
+) -> Dataset:
+    """Arrays or tensors as a data set.
+
+    Without `kind`: whole-number y [n] are classes, whole-number y [n, C] labels, others real targets.
+    `standardise` scales float inputs [n, F] and real targets by the statistics of the training part.
+    """
+    inputs, targets = _inputs(x), _tensor(y)
+    kind = kind or _kind_of(targets)
+    targets = _targets(targets, kind)
+    if (test_x is None) != (test_y is None):
+        raise ValueError("give test_x and test_y together, or neither")
+    test_inputs = _inputs(test_x) if test_x is not None else inputs[:0]
+    test_targets = _targets(_tensor(test_y), kind) if test_y is not None else targets[:0]
+    if test_inputs.shape[1:] != inputs.shape[1:] or test_inputs.dtype != inputs.dtype:
+        raise ValueError(
+            f"test_x is {test_inputs.dtype} {list(test_inputs.shape)}, x is {inputs.dtype} {list(inputs.shape)}: "
+            "give both the same shape and type"
+        )
+    if classes is None:
+        seen = max((int(part.max()) for part in (targets, test_targets) if len(part)), default=-1)
+        classes = max(seen + 1, len(class_names)) if kind == "classes" else targets.shape[1]
+    check_arrays(inputs, targets, kind, classes, f"{name}, training part")
+    check_arrays(test_inputs, test_targets, kind, classes, f"{name}, test part")
+    data = Dataset(
+        name, inputs, targets, test_inputs, test_targets, kind, classes, prepare or Prepare(), tuple(class_names)
+    )
+    return standardised(data) if standardise else data
+
+
+def standardised(data: Dataset) -> Dataset:
+    """Scale float inputs [n, F] and real targets to mean 0 and deviation 1, by the training part's statistics."""
+    if data.x.is_floating_point() and data.x.ndim == 2:
+        scale = Scale.of(data.x)
+        data = replace(data, x=scale.apply(data.x), test_x=scale.apply(data.test_x), input_scale=scale)
+    if data.kind == "real":
+        scale = Scale.of(data.y)
+        data = replace(data, y=scale.apply(data.y), test_y=scale.apply(data.test_y), target_scale=scale)
+    return data
+
+
+def from_clients(
+    clients: Sequence[Pair],
+    test: Pair | list[Pair] | None = None,
+    *,
+    kind: str | None = None,
+    classes: int | None = None,
+    name: str = "own",
+    standardise: bool = False,
+    prepare: Prepare | None = None,
+) -> Clients:
+    """A natural partition: one (x, y) a client. `test` is one (x, y) for all, or a list with one a client."""
+    if not clients:
+        raise ValueError("from_clients needs at least one (x, y)")
+    pairs = [(_inputs(x), _tensor(y)) for x, y in clients]
+    kind = kind or _kind_of(pairs[0][1])
+    pairs = [(x, _targets(y, kind)) for x, y in pairs]
+    if classes is None:
+        classes = max(int(y.max()) + 1 for _, y in pairs if len(y)) if kind == "classes" else pairs[0][1].shape[1]
+    for k, (x, y) in enumerate(pairs):
+        if len(x) == 0:
+            raise ValueError(f"client {k} has no rows: leave it out, or give it at least one")
+        if x.shape[1:] != pairs[0][0].shape[1:] or x.dtype != pairs[0][0].dtype:
+            raise ValueError(
+                f"client {k}: x is {x.dtype} {list(x.shape[1:])} a row, client 0's is another: make them equal"
+            )
+        check_arrays(x, y, kind, classes, f"client {k}")
+    tests = test if isinstance(test, list) else [test] if test is not None else []
+    if isinstance(test, list) and len(test) != len(clients):
+        raise ValueError(
+            f"test has {len(test)} entries for {len(clients)} clients: give one (x, y) a client, or one for all"
+        )
+    joined = from_arrays(
+        torch.cat([x for x, _ in pairs]),
+        torch.cat([y for _, y in pairs]),
+        torch.cat([_inputs(x) for x, _ in tests]) if tests else None,
+        torch.cat([_targets(_tensor(y), kind) for _, y in tests]) if tests else None,
+        kind=kind,
+        classes=classes,
+        name=name,
+        standardise=standardise,
+        prepare=prepare,
+    )
+    joined = replace(joined, owner=_owners([len(x) for x, _ in pairs]))
+    if isinstance(test, list):
+        joined = replace(joined, test_owner=_owners([len(x) for x, _ in tests]))
+    return joined.split(natural(), len(pairs))
+
+
+def _owners(sizes: Sequence[int]) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+
+def _tensor(values: Any) -> Tensor:
+    return values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+
+
+def _inputs(values: Any) -> Tensor:
+    """uint8 stays, other whole numbers become int64, everything else float32."""
+    x = _tensor(values)
+    if x.dtype == torch.uint8 or x.dtype == torch.float32:
+        return x.contiguous()
+    return x.float() if x.is_floating_point() or x.dtype == torch.bool else x.long()
+
+
+def _kind_of(y: Tensor) -> str:
+    if y.is_floating_point():
+        return "real"
+    return "classes" if y.ndim == 1 else "labels"
+
+
+def _targets(y: Tensor, kind: str) -> Tensor:
+    if kind == "classes":
+        if y.ndim != 1 or (y.is_floating_point() and not torch.equal(y, y.round())):
+            raise ValueError(
+                f"classes need whole-number y of shape [n], not {y.dtype} {list(y.shape)}: is it kind='real'?"
+            )
+        return y.long()
+    if kind not in ("labels", "real"):
+        raise ValueError(f"kind is 'classes', 'labels' or 'real', not {kind!r}")
+    return (y[:, None] if y.ndim == 1 else y).float().contiguous()

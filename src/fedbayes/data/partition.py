@@ -1,0 +1,198 @@
+"""Partitions: how a data set is spread over clients, as frozen values that deal row numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.data import deal
+from fedbayes.data.ragged import Ragged
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Rows of each client, and rows kept at the server; no row is in both."""
+
+    rows: Ragged
+    server: Tensor
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A way to spread rows over clients: `partition(labels, clients, rng)` gives `Shares`.
+
+    `by` says what it looks at: "label" (one class a row), "owner" (who the row came from) or "row" (nothing).
+    """
+
+    name: str
+    deal: partial[deal.Dealt]
+    by: str = "label"
+    server: float = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {**self.deal.keywords, "server": self.server}
+
+    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Shares:
+        labels = np.asarray(labels)
+        if self.by != "row" and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
+            raise ValueError(f"{self.name} needs one whole-number {self.by} a row; for other targets use iid()")
+        if clients < 1:
+            raise ValueError(f"clients must be at least 1, not {clients}")
+        kept = int(self.server) if self.server >= 1 else round(self.server * len(labels))
+        if len(labels) - kept < clients:
+            raise ValueError(
+                f"{len(labels)} rows with {kept} at the server cannot serve {clients} clients: lower clients or server"
+            )
+        order = rng.permutation(len(labels)) if kept else np.arange(len(labels))
+        server, rest = np.sort(order[:kept]), np.sort(order[kept:])
+        flat, sizes = self.deal(labels[rest], clients, rng)
+        if sizes.min() < 1:
+            empty = np.flatnonzero(sizes < 1)
+            raise ValueError(
+                f"{self.name} leaves {len(empty)} of {clients} clients without a row (first: client {empty[0]}): "
+                "lower clients, or raise volume or alpha"
+            )
+        return Shares(Ragged.of_sizes(rest[flat], sizes), torch.from_numpy(server))
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{key}={value}" for key, value in self.options.items() if value not in (None, 0))
+        return f"{self.name}({shown})"
+
+
+def iid(*, volume: int | None = None, server: float = 0) -> Partition:
+    """Equal random shares (sizes differ by at most one), or `volume` rows each. Covers all rows without volume."""
+    _check(volume=volume, server=server)
+    return Partition("iid", partial(deal.iid, volume=volume), by="row", server=server)
+
+
+def natural(*, owners_each: int = 1, server: float = 0) -> Partition:
+    """A client holds the rows of `owners_each` writers, devices or files, as they came."""
+    _check(owners_each=owners_each, server=server)
+    return Partition("natural", partial(deal.natural, owners_each=owners_each), by="owner", server=server)
+
+
+def dirichlet(alpha: float, *, least: int = 1, server: float = 0) -> Partition:
+    """Each label's rows are spread over the clients by Dir(alpha); volumes differ (Hsu et al., 2019). Covers all rows.
+
+    A client left with fewer than `least` rows is topped up, row by row, from the largest.
+    """
+    _check(alpha=alpha, least=least, server=server)
+    return Partition("dirichlet", partial(deal.dirichlet, alpha=alpha, least=least), server=server)
+
+
+def dirichlet_equal(alpha: float, *, volume: int | None = None, server: float = 0) -> Partition:
+    """Each client's label mix is drawn from Dir(alpha), equal volumes, no row twice.
+
+    Where a class has run out the client takes more of its other classes.
+    """
+    _check(alpha=alpha, volume=volume, server=server)
+    return Partition("dirichlet_equal", partial(deal.dirichlet_equal, alpha=alpha, volume=volume), server=server)
+
+
+def dirichlet_own(low: float = 0.0, high: float = 0.5, *, volume: int | None = None, server: float = 0) -> Partition:
+    """FedUAB: client k's label mix is drawn from Dir(eta_k), eta_k on an even grid in (low, high], equal volumes.
+
+    Rows are used again when a class has run out, so clients may overlap.
+    """
+    if not 0 <= low < high:
+        raise ValueError(f"dirichlet_own needs 0 <= low < high, not low={low}, high={high}")
+    _check(volume=volume, server=server)
+    return Partition("dirichlet_own", partial(deal.dirichlet_own, low=low, high=high, volume=volume), server=server)
+
+
+def labels_per_client(k: int = 2, *, volume: int | None = None, server: float = 0) -> Partition:
+    """Each client holds exactly k labels in equal parts.
+
+    With `volume` that many rows each; without, all rows of a class are cut evenly among its holders
+    (as many as its size asks for), so that all rows are dealt when clients * k >= classes and volumes are near equal.
+    """
+    _check(k=k, volume=volume, server=server)
+    if volume is not None and volume < k:
+        raise ValueError(f"volume {volume} cannot hold {k} labels: raise volume")
+    return Partition("labels_per_client", partial(deal.labels_per_client, k=k, volume=volume), server=server)
+
+
+def shards(per_client: int = 2, *, volume: int | None = None, server: float = 0) -> Partition:
+    """Rows sorted by label and cut into equal shards; a client gets `per_client` of different classes.
+
+    McMahan et al. (2017), Li et al. (2022). Shards at a class boundary hold two classes when sizes don't divide.
+    """
+    _check(per_client=per_client, volume=volume, server=server)
+    return Partition("shards", partial(deal.shards, per_client=per_client, volume=volume), server=server)
+
+
+def main_classes(main: int = 2, p: float = 0.2, *, volume: int | None = None, server: float = 0) -> Partition:
+    """A part p of each client's rows is spread evenly over all classes, the rest evenly over its main classes.
+
+    Equal volumes; without `volume` the largest that the classes allow.
+    """
+    _check(main=main, volume=volume, server=server)
+    if not 0 <= p <= 1:
+        raise ValueError(f"p is a share in [0, 1], not {p}")
+    return Partition("main_classes", partial(deal.main_classes, main=main, p=p, volume=volume), server=server)
+
+
+def _check(*, server: float, alpha: float = 1.0, **whole: int | None) -> None:
+    if not alpha > 0:
+        raise ValueError(f"alpha must be positive, not {alpha}")
+    if server < 0 or (server > 1 and server != int(server)):
+        raise ValueError(f"server is a share below 1 or a number of rows, not {server}")
+    for key, value in whole.items():
+        if value is not None and (value != int(value) or value < 1):
+            raise ValueError(f"{key} must be a whole number of at least 1, not {value}")
+
+
+PARTITIONS: dict[str, Callable[..., Partition]] = {
+    "iid": iid,
+    "natural": natural,
+    "dirichlet": dirichlet,
+    "dirichlet_equal": dirichlet_equal,
+    "dirichlet_own": dirichlet_own,
+    "labels_per_client": labels_per_client,
+    "shards": shards,
+    "main_classes": main_classes,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A paper's split: how many clients, which partition, how many test rows each."""
+
+    clients: int
+    partition: Partition
+    test_per_client: int | None = None
+
+
+RECIPES: dict[str, Recipe] = {
+    # FedUAB, table 5: 100 clients of equal volume; "all" is 600 (MNIST) or 500 each, "small" is 50.
+    "feduab-all-iid": Recipe(100, iid()),
+    "feduab-all-dirichlet": Recipe(100, dirichlet_own()),
+    "feduab-all-only2": Recipe(100, labels_per_client(2)),
+    "feduab-small-iid": Recipe(100, iid(volume=50)),
+    "feduab-small-dirichlet": Recipe(100, dirichlet_own(volume=50)),
+    "feduab-small-only2": Recipe(100, labels_per_client(2, volume=50)),
+    # Statistical aggregation, section 3.1; "pretrained" keeps a tenth of the rows at the server.
+    "aggregation-iid": Recipe(10, iid()),
+    "aggregation-2class": Recipe(10, shards(2)),
+    "aggregation-dirichlet-0.5": Recipe(10, dirichlet(0.5)),
+    "aggregation-dirichlet-5": Recipe(10, dirichlet(5.0)),
+    "aggregation-equal-0.5": Recipe(10, dirichlet_equal(0.5)),  # The text says equal volumes: the other reading.
+    "aggregation-equal-5": Recipe(10, dirichlet_equal(5.0)),
+    "aggregation-iid-pretrained": Recipe(10, iid(server=0.1)),
+    "aggregation-2class-pretrained": Recipe(10, shards(2, server=0.1)),
+    "aggregation-dirichlet-0.5-pretrained": Recipe(10, dirichlet(0.5, server=0.1)),
+    "aggregation-dirichlet-5-pretrained": Recipe(10, dirichlet(5.0, server=0.1)),
+    "fedag": Recipe(10, iid()),
+    "pfedpf": Recipe(20, main_classes(2, 0.2, volume=1500), test_per_client=500),
+    # FedPPD: "at most 2 major classes"; how much the others hold is not said, so the fifth that pFedPF uses.
+    "fedppd-mnist": Recipe(10, main_classes(2, 0.2, volume=420, server=10_000)),
+    "fedppd-cifar10": Recipe(10, main_classes(2, 0.2, volume=2000, server=10_000)),
+    "fedppd-cifar100": Recipe(10, main_classes(20, 0.2, volume=2000, server=10_000)),
+    "fedppd-iid": Recipe(10, iid(volume=4000, server=10_000)),
+    "fedppd-active": Recipe(10, main_classes(2, 0.2, volume=3600)),  # 400 labelled and a pool of 3200.
+}

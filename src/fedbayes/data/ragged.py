@@ -1,0 +1,47 @@
+"""Row numbers of unequal lists, held as one flat vector and its cuts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """List k is `flat[offsets[k] : offsets[k + 1]]`; both int64."""
+
+    flat: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of_sizes(cls, flat: np.ndarray, sizes: np.ndarray) -> "Ragged":
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return cls(torch.from_numpy(np.ascontiguousarray(flat, np.int64)), torch.from_numpy(offsets))
+
+    @classmethod
+    def of_lists(cls, lists: Sequence[Sequence[int] | np.ndarray | Tensor]) -> "Ragged":
+        arrays = [np.asarray(rows, np.int64).reshape(-1) for rows in lists]
+        flat = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+        return cls.of_sizes(flat, np.array([len(rows) for rows in arrays], np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, k: int) -> Tensor:
+        if not -len(self) <= k < len(self):
+            raise IndexError(f"client {k} of {len(self)}")
+        k %= len(self)
+        return self.flat[self.offsets[k] : self.offsets[k + 1]]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.flat.split(self.sizes.tolist())) if len(self) else iter(())
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.offsets.diff()
+
+    def owners(self) -> Tensor:
+        """The list that each entry of `flat` belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
