@@ -1,0 +1,65 @@
+"""The shape of a client: start, phases of steps, finish. Written for one client; engines run it for many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedbayes.noise import Tape
+from fedbayes.posterior import Parts
+
+State = Any  # nested tuples and dicts of tensors
+Own = dict[str, Any]  # what a client keeps between rounds: named parts, or plain tensors
+
+
+class Batch(NamedTuple):
+    """Rows of a client's data, padded to full shape. mask [B] says which rows are live; None: all are."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None
+    step: Tensor  # number of this step in its phase, from 0
+
+
+class Info(NamedTuple):
+    """What a client knows of its round."""
+
+    broadcast: Parts
+    options: Mapping[str, Tensor]  # scalar options as they stand this round (lr, kl_weight, ...)
+    round: Tensor
+    n: Tensor  # number of the client's training examples
+    batches: tuple[Tensor, ...]  # steps in an epoch, for each phase
+
+
+class Upload(NamedTuple):
+    """What a client sends (parts), what it keeps (own), and numbers to report (metrics, averaged over clients)."""
+
+    parts: Parts
+    own: Own
+    metrics: dict[str, Tensor]
+
+
+class Phase(NamedTuple):
+    """`epochs` passes over the client's data in shuffled batches; a step reads `batches` of them at once."""
+
+    step: Callable[[State, Any, Tape, Info], State]  # a Batch, or a tuple of them when batches > 1
+    epochs: int
+    batch: int
+    batches: int = 1
+
+
+class Client(NamedTuple):
+    """The functions of one client. `first(broadcast)` gives the own state of a client that was never here before."""
+
+    start: Callable[[Own, Info], State]
+    phases: tuple[Phase, ...]
+    finish: Callable[[State, Info], Upload]
+    first: Callable[[Parts], Own] = lambda broadcast: {}
+
+
+def only_if(live: Tensor, new: Any, old: Any) -> Any:
+    """new where live, else old, for every tensor of a state: a step without live rows changes nothing."""
+    return torch.utils._pytree.tree_map(lambda a, b: torch.where(live, a, b), new, old)

@@ -1,0 +1,57 @@
+"""The point client: plain training from the broadcast mean (FedAvg), optionally held near it (FedProx)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
+from fedbayes.model import STATIC, Model
+from fedbayes.noise import Tape
+from fedbayes.optimisers import Optimiser
+from fedbayes.posterior import Parts, Point
+
+
+class State(NamedTuple):
+    """Trainable vectors and buffers by part, the optimiser's state, and sums for the mean training loss."""
+
+    vectors: dict[str, Tensor]
+    static: dict[str, Tensor]
+    optimiser: Any
+    loss: Tensor
+    steps: Tensor
+
+
+def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int) -> Client:
+    """Minimises  mean NLL + proximal / 2 * |w - broadcast|^2  (McMahan et al., 2017; Li et al., 2020).
+
+    Scalar options read each round: `lr`, `weight_decay`, `proximal`.
+    """
+
+    def start(own: Own, info: Info) -> State:
+        vectors = {part: info.broadcast[part].mean for part in model.layouts}
+        static = {part: vectors.pop(part) for part in STATIC if part in vectors}
+        zero = torch.zeros((), device=next(iter(vectors.values())).device)
+        return State(vectors, static, optimiser.init(vectors), zero, zero)
+
+    def loss(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, tape: Tape, info: Info) -> Any:
+        weights = model.weights({**vectors, **{part: v.clone() for part, v in static.items()}})
+        output, static = model.train_output(weights, b.x, tape, b.mask)
+        nll = model.nll(output, b.y, b.mask, weights)
+        near = sum((v - info.broadcast[part].mean).square().sum() for part, v in vectors.items())
+        return nll + 0.5 * info.options["proximal"] * near, (static, nll.detach())
+
+    def step(state: State, b: Batch, tape: Tape, info: Info) -> State:
+        gradients, (static, nll) = grad(loss, has_aux=True)(state.vectors, state.static, b, tape, info)
+        gradients = {n: g + info.options["weight_decay"] * state.vectors[n] for n, g in gradients.items()}
+        moved, vectors = optimiser.update(state.optimiser, state.vectors, gradients, info.options["lr"])
+        return State(vectors, static, moved, state.loss + nll, state.steps + 1)
+
+    def finish(state: State, info: Info) -> Upload:
+        parts: Parts = {part: Point(v, model.layouts[part]) for part, v in {**state.vectors, **state.static}.items()}
+        return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1)})
+
+    return Client(start, (Phase(step, epochs, batch),), finish)

@@ -1,0 +1,121 @@
+"""The variational client: Bayes by Backprop from, and held near, the broadcast posterior (FedUAB) or a fixed prior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
+from fedbayes.model import STATIC, Model
+from fedbayes.networks.estimators import Plan, forward
+from fedbayes.noise import Tape
+from fedbayes.optimisers import Optimiser
+from fedbayes.posterior import Gaussian, Parts, Point, softplus_inverse
+
+
+class State(NamedTuple):
+    """mean, rho and point parts; buffers; the optimiser's state; sums for the mean training loss."""
+
+    vectors: dict[str, Tensor]
+    static: dict[str, Tensor]
+    optimiser: Any
+    loss: Tensor
+    kl: Tensor
+    steps: Tensor
+
+
+KlWeight = Callable[[Batch, Info], Tensor]
+
+# The weight of the KL against the mean NLL of a batch, FedUAB eq. 10. B is the number of batches in an epoch.
+KL_WEIGHTS: dict[str, KlWeight] = {
+    "constant": lambda b, info: info.options["kl_weight"],
+    "1/B": lambda b, info: info.options["kl_weight"] / info.batches[0],
+    "1/n": lambda b, info: info.options["kl_weight"] / info.n,
+    # Blundell et al. (2015): 2^(B-b) / (2^B - 1) for b = 1..B, computed without large powers.
+    "blundell": lambda b, info: (
+        info.options["kl_weight"]
+        * 0.5 ** (b.step % info.batches[0] + 1.0)
+        / (1 - 0.5 ** info.batches[0].to(torch.float64))
+    ).float(),
+}
+
+
+def variational(
+    model: Model,
+    made: Plan,
+    *,
+    optimiser: Optimiser,
+    epochs: int,
+    batch: int,
+    train_draws: int = 1,
+    kl: str = "constant",
+    prior: str = "broadcast",
+) -> Client:
+    """Minimises  mean_z[mean NLL of the batch under theta_z] + weight * KL(q || prior),  z = 1..train_draws.
+
+    Blundell et al. (2015); FedUAB eqs. 9, 10. q = N(mean, softplus(rho)^2) over part `model`; other parts are points.
+    The prior is the broadcast, or N(0, prior_scale^2). Scalar options: `lr`, `kl_weight`, `prior_scale`.
+    """
+    weight_of = KL_WEIGHTS[kl]
+    points = [part for part in model.trainable if part != "model"]
+
+    def prior_of(info: Info) -> Gaussian:
+        q = info.broadcast["model"]
+        assert isinstance(q, Gaussian)
+        if prior == "broadcast":
+            return q
+        return Gaussian(torch.zeros_like(q.mean), info.options["prior_scale"].expand_as(q.mean))
+
+    def start(own: Own, info: Info) -> State:
+        q = info.broadcast["model"]
+        assert isinstance(q, Gaussian)
+        vectors = {"mean": q.mean, "rho": softplus_inverse(q.scale)}
+        vectors |= {part: info.broadcast[part].mean for part in points}
+        static = {part: info.broadcast[part].mean for part in STATIC if part in model.layouts}
+        zero = q.mean.new_zeros(())
+        return State(vectors, static, optimiser.init(vectors), zero, zero, zero)
+
+    def draw(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, noise: Tape) -> Any:
+        others = model.weights({**{p: vectors[p] for p in points}, **{p: v.clone() for p, v in static.items()}})
+        scale = F.softplus(vectors["rho"])
+        output, weights, static = forward(model, "model", vectors["mean"], scale, others, b.x, noise, b.mask, made)
+        return model.nll(output, b.y, b.mask, weights), static
+
+    def loss(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, tape: Tape, info: Info) -> Any:
+        if train_draws == 1:
+            nll, static = draw(vectors, static, b, tape)
+        else:
+            noise = tape(vectors["mean"], (train_draws, made.normals))
+            copies = {part: v.expand(train_draws, *v.shape) for part, v in static.items()}
+            nlls, statics = vmap(lambda s, z: draw(vectors, s, b, Tape(z)))(copies, noise)
+            nll = nlls.mean()
+            static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
+        kl = Gaussian(vectors["mean"], F.softplus(vectors["rho"])).kl(prior_of(info))
+        return nll + weight_of(b, info) * kl, (static, nll.detach(), kl.detach())
+
+    def step(state: State, b: Batch, tape: Tape, info: Info) -> State:
+        gradients, (static, nll, kl) = grad(loss, has_aux=True)(state.vectors, state.static, b, tape, info)
+        moved, vectors = optimiser.update(state.optimiser, state.vectors, gradients, info.options["lr"])
+        return State(vectors, static, moved, state.loss + nll, kl, state.steps + 1)
+
+    def finish(state: State, info: Info) -> Upload:
+        v = state.vectors
+        parts: Parts = {"model": Gaussian(v["mean"], F.softplus(v["rho"]), model.layouts["model"])}
+        parts |= {part: Point(v[part], model.layouts[part]) for part in points}
+        parts |= {part: Point(s, model.layouts[part]) for part, s in state.static.items()}
+        return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1), "kl": state.kl})
+
+    return Client(start, (Phase(step, epochs, batch),), finish)
+
+
+def initial_scale(model: Model, first: float, division: float) -> Tensor:
+    """Scales [P] of the first broadcast: variance first^2 in the first layer, divided by `division` (H) per layer."""
+    layout = model.layouts["model"]
+    depth = {name: level for level, names in enumerate(layout.layers()) for name in names}
+    pieces = [torch.full((n,), first * division ** (-depth[name] / 2)) for name, n in zip(layout.names, layout.sizes)]
+    return torch.cat(pieces)

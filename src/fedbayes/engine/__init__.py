@@ -1,0 +1,7 @@
+"""Engines carry a round to its clients and bring the sum back; on the same seed they agree."""
+
+from typing import Any
+
+from fedbayes.engine.loop import Loop
+
+ENGINES: dict[str, Any] = {"loop": Loop}

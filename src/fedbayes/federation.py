@@ -1,0 +1,202 @@
+"""A round as pure functions: open it, let clients contribute, add, close it. Engines only carry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedbayes.clients.client import Client, Info, Upload
+from fedbayes.errors import InputError
+from fedbayes.model import STATIC, Model
+from fedbayes.noise import generator
+from fedbayes.optimisers import Optimiser
+from fedbayes.posterior import Gaussian, Parts, Point, Posterior
+from fedbayes.server.rules import RULES, Rule, Statistics, largest
+from fedbayes.server.weighting import WEIGHTINGS, Weighting
+
+SERVER = -1  # the server's number where it trains on data of its own
+Terms = dict[str, Statistics]  # by part
+
+
+class Program(NamedTuple):
+    """A method bound to a network: all that open, clients, close and prediction need."""
+
+    model: Model
+    client: Client
+    initial: Parts
+    rules: Mapping[str, Rule]  # by shared part; a part without a rule stays home
+    weighting: Weighting
+    options: Callable[[int], Mapping[str, float]]  # scalar options of a round
+    reference: Callable[[Parts, Mapping[str, float]], Parts] = lambda broadcast, options: broadcast
+    main: str = "model"  # the part that predicts, and by which clients are weighed
+    test_draws: int = 1
+    dropout: bool = False  # MC dropout: dropout stays on in prediction
+    server_optimiser: tuple[Optimiser, float] | None = None  # on the pooled mean, with its learning rate
+    server_client: Client | None = None  # trains on the server's data after the pooling
+
+    @property
+    def needs_uploads(self) -> bool:
+        """Whether the server must see every upload (memory O(cohort * weights)) instead of a running sum."""
+        return self.weighting.compare is not None
+
+
+class FederationState(NamedTuple):
+    """All that the server carries from round to round."""
+
+    round: int  # rounds closed so far
+    broadcast: Parts
+    optimiser: Any = None
+
+
+class Order(NamedTuple):
+    """An open round: who takes part, what they receive."""
+
+    round: int
+    cohort: tuple[int, ...]
+    dropped: tuple[int, ...]  # asked, but simulated as gone
+    broadcast: Parts
+    options: Mapping[str, float]
+
+
+class Contribution(NamedTuple):
+    """One client's upload as it reached the server, for methods that need uploads."""
+
+    client: int
+    parts: Parts
+    n: Tensor
+
+
+class Outcome(NamedTuple):
+    """What an engine brings back from the clients of a round."""
+
+    terms: Terms | None  # the sum over clients; None if nobody contributed
+    uploads: list[Contribution]  # only where the program needs them
+    own: dict[int, Any]  # new own state, by client
+    left_out: dict[int, str]  # clients whose term was refused, and why
+    metrics: dict[str, float]  # means over the contributing clients
+
+
+def static_rules(model: Model) -> dict[str, Rule]:
+    """Rules of the parts that are not trained: float buffers are averaged by size, counters take the largest."""
+    table = {"buffers": RULES["fedavg"], "counters": largest}
+    return {part: table[part] for part in STATIC if part in model.layouts}
+
+
+def begin(program: Program) -> FederationState:
+    """The state before the first round."""
+    optimiser = None
+    if program.server_optimiser is not None:
+        optimiser = program.server_optimiser[0].init({"mean": program.initial[program.main].mean})
+    return FederationState(0, program.initial, optimiser)
+
+
+def open_round(
+    program: Program, state: FederationState, *, clients: int, cohort: int, seed: int, dropout: float = 0.0
+) -> Order:
+    """Choose the cohort of the next round by its address, drop a share of it, and fix the round's options."""
+    number = state.round
+    chosen = torch.randperm(clients, generator=generator(seed, number, "cohort"))[:cohort]
+    gone = torch.rand(cohort, generator=generator(seed, number, "dropout")) < dropout
+    staying = tuple(sorted(chosen[~gone].tolist()))
+    return Order(number, staying, tuple(sorted(chosen[gone].tolist())), state.broadcast, program.options(number))
+
+
+def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | None = None) -> tuple[Terms, Tensor]:
+    """A client's term of the sum for each shared part, and whether all of it is finite."""
+    options = info.options
+    reference = program.reference(info.broadcast, options)  # type: ignore[arg-type]
+    if weight is None:
+        assert program.weighting.weigh is not None
+        weight = program.weighting.weigh(upload.parts[program.main], info.broadcast[program.main], info.n)
+    size = info.n.double()
+    terms = {
+        part: rule.encode(upload.parts[part], size if part in STATIC else weight, reference[part])
+        for part, rule in program.rules.items()
+    }
+    checked = [terms[part][key] for part in terms for key in terms[part]]
+    for part in program.rules:
+        q = upload.parts[part]
+        checked.append(q.mean)
+        if isinstance(q, Gaussian):
+            checked.append(torch.where(q.scale > 0, 0.0, torch.nan))
+    finite = torch.stack([torch.isfinite(t).all() for t in checked if t.is_floating_point()]).all()
+    return terms, finite
+
+
+def add_terms(program: Program, terms: Iterable[Terms]) -> Terms:
+    """The sum over clients, or over sums."""
+    return reduce(lambda a, b: {part: program.rules[part].add(a[part], b[part]) for part in a}, terms)
+
+
+def close_round(
+    program: Program, state: FederationState, order: Order, outcome: Outcome
+) -> tuple[FederationState, dict[str, float]]:
+    """The state after a round, and numbers to report of the aggregation. Without any term the posterior stays."""
+    terms = outcome.terms
+    if program.needs_uploads and outcome.uploads:
+        terms = _weigh_uploads(program, order, outcome.uploads)
+    if terms is None:
+        return state._replace(round=state.round + 1), {}
+    reference = program.reference(order.broadcast, order.options)
+    pooled = dict(order.broadcast)
+    report: dict[str, float] = {}
+    for part, rule in program.rules.items():
+        pooled[part] = rule.decode(terms[part], reference[part])
+        report |= rule.report(terms[part], reference[part])
+    optimiser = state.optimiser
+    if program.server_optimiser is not None:
+        pooled[program.main], optimiser = _server_step(program, state, pooled[program.main])
+    return FederationState(state.round + 1, pooled, optimiser), report
+
+
+def _weigh_uploads(program: Program, order: Order, uploads: Sequence[Contribution]) -> Terms:
+    assert program.weighting.compare is not None
+    weights = program.weighting.compare([u.parts[program.main] for u in uploads])
+    made = []
+    for u, weight in zip(uploads, weights):
+        info = Info(order.broadcast, order.options, torch.tensor(order.round), u.n, ())  # type: ignore[arg-type]
+        made.append(contribute(program, Upload(u.parts, {}, {}), info, weight)[0])
+    return add_terms(program, made)
+
+
+def _server_step(program: Program, state: FederationState, pooled: Posterior) -> tuple[Posterior, Any]:
+    """Reddi et al. (2021): the pooled mean's move is the gradient of the server's optimiser; scales are pooled."""
+    assert program.server_optimiser is not None
+    optimiser, lr = program.server_optimiser
+    old = state.broadcast[program.main].mean
+    moved, stepped = optimiser.update(state.optimiser, {"mean": old}, {"mean": old - pooled.mean}, old.new_tensor(lr))
+    if isinstance(pooled, Gaussian):
+        return Gaussian(stepped["mean"], pooled.scale, pooled.layout), moved
+    return Point(stepped["mean"], pooled.layout), moved
+
+
+def cohort_size(cohort: int | float | None, clients: int) -> int:
+    """A cohort given as a number (int), a fraction (float in (0, 1]) or everybody (None)."""
+    if cohort is None:
+        return clients
+    if isinstance(cohort, bool) or not math.isfinite(cohort) or cohort <= 0:
+        raise InputError(f"cohort must be a positive number of clients or a fraction of them, not {cohort!r}")
+    if isinstance(cohort, float):
+        if cohort > 1:
+            raise InputError(f"cohort: a fraction lies in (0, 1], not {cohort}; give a whole number for a count")
+        return max(1, round(cohort * clients))
+    if cohort > clients:
+        raise InputError(f"cohort: {cohort} clients a round were asked for, but there are only {clients}")
+    return cohort
+
+
+def check_weighting(program: Program) -> None:
+    """Refuse rules that can't take what the clients upload, before any training."""
+    for part, rule in program.rules.items():
+        q = program.initial[part]
+        if part not in STATIC and not isinstance(q, rule.takes):
+            fitting = [name for name, r in RULES.items() if isinstance(q, r.takes)]
+            raise InputError(f"this rule can't pool a {type(q).__name__}: use one of {', '.join(fitting)}")
+
+
+__all__ = ["SERVER", "WEIGHTINGS", "Contribution", "FederationState", "Order", "Outcome", "Program"]

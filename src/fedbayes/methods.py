@@ -1,0 +1,291 @@
+"""The table of methods: a paper's name -> a composition of client, rule, weighting and predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbayes.clients.point import point
+from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
+from fedbayes.errors import InputError, unknown
+from fedbayes.federation import Program, check_weighting, static_rules
+from fedbayes.model import Likelihood, Model, points_by_default
+from fedbayes.networks.estimators import ESTIMATORS, plan
+from fedbayes.optimisers import OPTIMISERS, Optimiser
+from fedbayes.posterior import Gaussian, Parts, Point
+from fedbayes.server.rules import RULES, Rule, rule_named
+from fedbayes.server.weighting import weighting_named
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is built for: a network, a likelihood, a batch of inputs, and how inputs and targets are read."""
+
+    network: nn.Module
+    likelihood: Likelihood
+    x: Tensor
+    frozen: tuple[str, ...] = ()
+    prepare: Callable[[Tensor], Tensor] | None = None
+    units: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named composition with its options; `build(setting)` binds it to a network."""
+
+    name: str
+    options: dict[str, Any]
+    build: Callable[[Setting], Program] = field(compare=False, repr=False)
+
+
+def fedavg(
+    *,
+    lr: float = 0.05,
+    epochs: int = 5,
+    batch: int = 10,
+    optimiser: str = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    proximal: float = 0.0,
+    lr_decay: float = 1.0,
+    lr_silent: int = 0,
+    rule: str | Rule = "fedavg",
+    weighting: str = "size",
+    server: str | None = None,
+    server_lr: float = 1.0,
+    server_momentum: float = 0.9,
+    mc_dropout: bool = False,
+    test_draws: int = 20,
+) -> Method:
+    """Point clients averaged by size (McMahan et al., 2017); `proximal` > 0 holds them near the broadcast.
+
+    `mc_dropout` keeps dropout on in prediction. The learning rate is multiplied by `lr_decay` each round after
+    `lr_silent` rounds. `server`: "sgd" (momentum) or "adam" on the pooled mean.
+    """
+    options = _given(locals())
+    _check(options)
+
+    def build(setting: Setting) -> Program:
+        model = _model(setting, None)
+        client = point(model, optimiser=_optimiser(optimiser, momentum), epochs=epochs, batch=batch)
+        initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
+        scalars = {"lr": lr, "weight_decay": weight_decay, "proximal": proximal}
+        program = Program(
+            model,
+            client,
+            initial,
+            {part: rule_named(rule) for part in model.trainable} | static_rules(model),
+            weighting_named(weighting),
+            _schedule(scalars, lr_decay, lr_silent),
+            dropout=mc_dropout,
+            test_draws=test_draws,
+            server_optimiser=_server(server, server_lr, server_momentum),
+        )
+        check_weighting(program)
+        return program
+
+    return Method("fedprox" if proximal else "fedavg", options, build)
+
+
+def fedprox(*, proximal: float = 0.01, **options: Any) -> Method:
+    """FedAvg whose clients pay proximal / 2 * |w - broadcast|^2 (Li et al., 2020)."""
+    if not proximal > 0:
+        raise InputError(f"proximal must be positive for fedprox, not {proximal}; fedavg is the method with 0")
+    return _call(fedavg, {"proximal": proximal, **options})
+
+
+def fedvi(
+    *,
+    lr: float = 0.05,
+    epochs: int = 5,
+    batch: int = 10,
+    optimiser: str = "sgd",
+    momentum: float = 0.0,
+    train_draws: int = 1,
+    test_draws: int = 20,
+    estimator: str = "local",
+    kl: str = "constant",
+    kl_weight: float = 1e-4,
+    prior: str = "broadcast",
+    prior_scale: float = 1.0,
+    initial: float = 0.1,
+    division: float = 1.0,
+    points: tuple[str, ...] = (),
+    lr_decay: float = 1.0,
+    lr_silent: int = 0,
+    rule: str | Rule = "log_pool",
+    weighting: str = "size",
+    server: str | None = None,
+    server_lr: float = 1.0,
+    server_momentum: float = 0.9,
+) -> Method:
+    """Variational clients under any rule, weighting, prior and estimator.
+
+    `initial` is the first layer's scale, its square divided by `division` at each next layer. `kl` says what multiplies
+    `kl_weight`: "constant" (1), "1/B", "1/n" or "blundell". `prior` is "broadcast" or "fixed" (N(0, prior_scale^2)).
+    `points` are patterns of weights that are not given a distribution, beside BatchNorm's and the likelihood's own.
+    """
+    options = _given(locals())
+    _check(options)
+
+    def build(setting: Setting) -> Program:
+        model = _model(setting, [*points_by_default(setting.network, setting.likelihood), *points])
+        made = plan(model, "model", _batch_like(setting.x, batch), estimator)
+        client = variational(
+            model,
+            made,
+            optimiser=_optimiser(optimiser, momentum),
+            epochs=epochs,
+            batch=batch,
+            train_draws=train_draws,
+            kl=kl,
+            prior=prior,
+        )
+        first: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
+        mean = first["model"].mean
+        first["model"] = Gaussian(mean, initial_scale(model, initial, division).to(mean), model.layouts["model"])
+
+        def reference(broadcast: Parts, scalars: Mapping[str, float]) -> Parts:
+            if prior == "broadcast":
+                return broadcast
+            q = broadcast["model"].mean
+            fixed = Gaussian(torch.zeros_like(q), torch.as_tensor(scalars["prior_scale"]).to(q).expand_as(q), q_layout)
+            return {**broadcast, "model": fixed}
+
+        q_layout = model.layouts["model"]
+        scalars = {"lr": lr, "kl_weight": kl_weight, "prior_scale": prior_scale}
+        shared = {part: rule_named("fedavg") for part in model.trainable if part != "model"}
+        program = Program(
+            model,
+            client,
+            first,
+            {"model": rule_named(rule), **shared} | static_rules(model),
+            weighting_named(weighting),
+            _schedule(scalars, lr_decay, lr_silent),
+            reference=reference,
+            test_draws=test_draws,
+            server_optimiser=_server(server, server_lr, server_momentum),
+        )
+        check_weighting(program)
+        return program
+
+    return Method("fedvi", options, build)
+
+
+def feduab(*, draws: int | None = None, division: float = 2.0, **options: Any) -> Method:
+    """FedUAB: the broadcast posterior is start and prior, the log-linear pool (eq. 8) by size, H = `division` = 2.
+
+    `draws` is the paper's Z: it sets `train_draws` and `test_draws` unless they are given.
+    """
+    if draws is not None:
+        options = {"train_draws": draws, "test_draws": draws, **options}
+    method = _call(fedvi, {"division": division, **options})
+    return Method("feduab", method.options, method.build)
+
+
+# Methods that hand their remaining options on to another.
+BASES: dict[str, Callable[..., Method]] = {"fedprox": fedavg, "feduab": fedvi}
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "fedavg": fedavg,
+    "fedprox": fedprox,
+    "feduab": feduab,
+    "fedvi": fedvi,
+}
+
+
+def method_named(name: str, options: Mapping[str, Any] | None = None) -> Method:
+    """A method of the table with options, each checked by name."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return _call(METHODS[name], dict(options or {}))
+
+
+def option_names(make: Callable[..., Method]) -> list[str]:
+    """The options that a method takes, those of the method it builds on included."""
+    own = list(make.__kwdefaults__ or {})
+    base = BASES.get(make.__name__)
+    return own + ([n for n in option_names(base) if n not in own] if base else [])
+
+
+def _call(make: Callable[..., Method], options: dict[str, Any]) -> Method:
+    known = option_names(make)
+    for name in options:
+        if name not in known:
+            raise unknown(f"option of {make.__name__}", name, known)
+    return make(**options)
+
+
+def _given(scope: dict[str, Any]) -> dict[str, Any]:
+    return dict(scope)
+
+
+# Each option's requirement, in words and as a test; one table for all methods.
+REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "lr": ("positive", lambda v: v > 0),
+    "epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "train_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "test_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
+    "weight_decay": ("not negative", lambda v: v >= 0),
+    "proximal": ("not negative", lambda v: v >= 0),
+    "kl_weight": ("not negative", lambda v: v >= 0),
+    "prior_scale": ("positive", lambda v: v > 0),
+    "initial": ("positive", lambda v: v > 0),
+    "division": ("positive", lambda v: v > 0),
+    "lr_decay": ("in (0, 1]", lambda v: 0 < v <= 1),
+    "lr_silent": ("a whole number of rounds", lambda v: isinstance(v, int) and v >= 0),
+    "server_lr": ("positive", lambda v: v > 0),
+    "server_momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
+}
+CHOICES: dict[str, Mapping[str, Any]] = {
+    "estimator": ESTIMATORS,
+    "kl": KL_WEIGHTS,
+    "prior": {"broadcast": None, "fixed": None},
+    "optimiser": OPTIMISERS,
+    "server": OPTIMISERS,
+    "rule": RULES,
+}
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if name in REQUIREMENTS:
+            words, fine = REQUIREMENTS[name]
+            if not isinstance(value, int | float) or isinstance(value, bool) or not fine(value):
+                raise InputError(f"{name} must be {words}, not {value!r}")
+        if name in CHOICES and isinstance(value, str) and value not in CHOICES[name]:
+            raise unknown(name, value, CHOICES[name])
+
+
+def _model(setting: Setting, points: list[str] | None) -> Model:
+    parts = None if points is None else {"points": points, "model": ["*"]}
+    return Model.of(
+        setting.network,
+        setting.likelihood,
+        parts=parts,
+        frozen=setting.frozen,
+        prepare=setting.prepare,
+        units=setting.units,
+    )
+
+
+def _batch_like(x: Tensor, batch: int) -> Tensor:
+    return x[:1].expand(batch, *x.shape[1:])
+
+
+def _optimiser(name: str, momentum: float) -> Optimiser:
+    return OPTIMISERS[name](momentum) if name == "sgd" else OPTIMISERS[name]()
+
+
+def _server(name: str | None, lr: float, momentum: float) -> tuple[Optimiser, float] | None:
+    return None if name is None else (_optimiser(name, momentum), lr)
+
+
+def _schedule(scalars: dict[str, float], decay: float, silent: int) -> Callable[[int], Mapping[str, float]]:
+    return lambda number: {**scalars, "lr": scalars["lr"] * decay ** max(0, number - silent)}

@@ -1,0 +1,229 @@
+"""A network and a likelihood as functions of flat vectors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedbayes.layout import Layout, matches
+from fedbayes.noise import Tape
+from fedbayes.posterior import LOG_2PI
+from fedbayes.takeover import Handler, Takeover, training_handlers
+
+Weights = Mapping[str, Tensor]
+
+
+class Likelihood(NamedTuple):
+    """How outputs explain targets.
+
+    `log_prob(output, target, parameters)` gives one number for each row. `moments(output, parameters)` gives mean and
+    variance of the target under one set of weights; `kind` says how to score ("classes", "labels", "real").
+    `parameters` are learned beside the network, as entries `likelihood.*`.
+    """
+
+    kind: str
+    log_prob: Callable[[Tensor, Tensor, Weights], Tensor]
+    moments: Callable[[Tensor, Weights], tuple[Tensor, Tensor]]
+    parameters: dict[str, Tensor] = {}  # noqa: RUF012  (never changed in place)
+
+
+def categorical() -> Likelihood:
+    """One of C classes; output [B, C] are logits, targets [B] class numbers."""
+
+    def moments(output: Tensor, parameters: Weights) -> tuple[Tensor, Tensor]:
+        probs = output.softmax(-1)
+        return probs, probs - probs.square()
+
+    return Likelihood("classes", lambda out, y, _: -F.cross_entropy(out, y, reduction="none"), moments)
+
+
+def bernoulli() -> Likelihood:
+    """C independent labels; output [B, C] are logits, targets [B, C] are 0 or 1."""
+
+    def log_prob(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
+        return -F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="none").sum(-1)
+
+    def moments(output: Tensor, parameters: Weights) -> tuple[Tensor, Tensor]:
+        probs = output.sigmoid()
+        return probs, probs - probs.square()
+
+    return Likelihood("labels", log_prob, moments)
+
+
+def normal(scale: float = 1.0, *, learn: bool = False) -> Likelihood:
+    """Targets [B, D] are the output plus normal noise of a fixed scale, or of one that is learned from `scale` on."""
+    fixed = torch.tensor(float(scale)).log()
+
+    def log_scale(output: Tensor, parameters: Weights) -> Tensor:
+        return parameters["likelihood.log_scale"] if learn else fixed.to(output)
+
+    def log_prob(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
+        log = log_scale(output, parameters)
+        z = (target - output) * torch.exp(-log)
+        return -(0.5 * z.square() + log + 0.5 * LOG_2PI).sum(-1)
+
+    def moments(output: Tensor, parameters: Weights) -> tuple[Tensor, Tensor]:
+        return output, torch.exp(2 * log_scale(output, parameters)).expand_as(output)
+
+    return Likelihood("real", log_prob, moments, {"log_scale": fixed.clone()} if learn else {})
+
+
+def custom(log_prob: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
+    """A user's own: log_prob(output [B, D], target) -> [B]. Predictions are the outputs, without aleatoric part."""
+    return Likelihood("real", lambda out, y, _: log_prob(out, y), lambda out, _: (out, torch.zeros_like(out)))
+
+
+LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
+    "classes": categorical,
+    "labels": bernoulli,
+    "real": normal,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A module used as a function: weights come in as named tensors, its own values are only the starting point.
+
+    `layouts` says which part holds which tensors; parts named `buffers` and `counters` hold what training does not
+    differentiate. Frozen weights are in no part: the module's own values are used. `still` and `dropping` are the
+    same module in evaluation mode, without and with active dropout; modes are never switched during a run.
+    """
+
+    module: nn.Module
+    still: nn.Module
+    dropping: nn.Module
+    likelihood: Likelihood
+    layouts: dict[str, Layout]
+    prepare: Callable[[Tensor], Tensor]
+    units: tuple[Tensor, Tensor] | None  # shift and scale from standardised targets back to the original units
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        likelihood: Likelihood,
+        *,
+        parts: Mapping[str, Iterable[str]] | None = None,
+        frozen: Iterable[str] = (),
+        prepare: Callable[[Tensor], Tensor] | None = None,
+        units: tuple[Tensor, Tensor] | None = None,
+    ) -> Model:
+        """Cut the trainable weights into parts by pattern; each weight goes to the first part that matches it.
+
+        By default all are one part, `model`.
+        """
+        frozen = list(frozen)
+        weights = _parameters(module, likelihood)
+        _refuse_strays(frozen, weights, "frozen")
+        rest = Layout.of(weights, frozen=frozen)
+        layouts = {}
+        for part, patterns in (parts or {"model": ("*",)}).items():
+            layouts[part] = rest.select(*patterns)
+            rest = rest.without(*patterns)
+        if rest.names:
+            raise ValueError(f"{len(rest.names)} weights are in no part, first {rest.names[0]!r}; add a part with '*'")
+        buffers = dict(module.named_buffers())
+        layouts["buffers"] = Layout.of({n: b for n, b in buffers.items() if b.is_floating_point()})
+        layouts["counters"] = Layout.of({n: b for n, b in buffers.items() if not b.is_floating_point()})
+        layouts = {part: layout for part, layout in layouts.items() if layout.names}
+        if not any(part not in STATIC for part in layouts):
+            raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
+        module = copy.deepcopy(module).requires_grad_(False).train()
+        still, dropping = _twin(module).eval(), _twin(module).eval()
+        for layer in dropping.modules():
+            layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
+        return cls(module, still, dropping, likelihood, layouts, prepare or to_float, units)
+
+    @property
+    def trainable(self) -> dict[str, Layout]:
+        return {part: layout for part, layout in self.layouts.items() if part not in STATIC}
+
+    def initial(self) -> dict[str, Tensor]:
+        """The module's own values, one vector for each part."""
+        tensors = {**_parameters(self.module, self.likelihood), **dict(self.module.named_buffers())}
+        return {part: layout.join(tensors).detach().clone() for part, layout in self.layouts.items()}
+
+    def weights(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Vectors of parts as named tensors."""
+        named: dict[str, Tensor] = {}
+        for part, vector in vectors.items():
+            named |= self.layouts[part].split(vector)
+        return named
+
+    def train_output(
+        self,
+        weights: Weights,
+        x: Tensor,
+        tape: Tape,
+        mask: Tensor | None,
+        handlers: Mapping[Any, Handler] | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Output in training mode, and the buffer vectors after it. Buffers in `weights` must be clones."""
+        with Takeover({**training_handlers(tape, mask), **(handlers or {})}):
+            output = functional_call(self.module, _of_module(weights), (self.prepare(x),))
+        static = {part: self.layouts[part].join(weights) for part in STATIC if part in self.layouts}
+        return output, static
+
+    def output(self, weights: Weights, x: Tensor, tape: Tape | None = None) -> Tensor:
+        """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
+        if tape is None:
+            return functional_call(self.still, _of_module(weights), (self.prepare(x),))
+        with Takeover(training_handlers(tape, None)):
+            return functional_call(self.dropping, _of_module(weights), (self.prepare(x),))
+
+    def nll(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
+        """Mean negative log-likelihood over the live rows of a batch."""
+        rows = -self.likelihood.log_prob(output, y, weights)
+        if mask is None:
+            return rows.mean()
+        live = mask.to(rows.dtype)
+        # where, not a product: a padded row may be inf or nan, and 0 * inf is nan.
+        return torch.where(mask, rows, 0).sum() / live.sum().clamp(min=1)
+
+
+def to_float(x: Tensor) -> Tensor:
+    """Bytes become numbers in [0, 1]; anything else is left as it is."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+STATIC = ("buffers", "counters")  # parts that training does not differentiate
+
+
+def points_by_default(module: nn.Module, likelihood: Likelihood) -> list[str]:
+    """Weights that are points unless asked otherwise: BatchNorm's scale and shift, and the likelihood's own."""
+    names = [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, layer in module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        for name, _ in layer.named_parameters(recurse=False)
+    ]
+    return names + [f"likelihood.{name}" for name in likelihood.parameters]
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy that shares the tensors."""
+    return copy.deepcopy(module, {id(t): t for t in [*module.parameters(), *module.buffers()]})
+
+
+def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:
+    own = {n: p.detach() for n, p in module.named_parameters()}
+    return own | {f"likelihood.{n}": p.detach() for n, p in likelihood.parameters.items()}
+
+
+def _of_module(weights: Weights) -> dict[str, Tensor]:
+    return {n: t for n, t in weights.items() if not n.startswith("likelihood.")}
+
+
+def _refuse_strays(patterns: Iterable[str], weights: Weights, what: str) -> None:
+    for pattern in patterns:
+        if not any(matches(name, [pattern]) for name in weights):
+            raise ValueError(
+                f"{what}: no weight matches {pattern!r}; the network has {', '.join(list(weights)[:8])}, ..."
+            )

@@ -1,0 +1,46 @@
+"""Randomness with an address: every random choice is a function of (seed, round, client, purpose, step)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def address(*parts: int | str) -> int:
+    """A stable 63-bit hash of plain ints and strings: the same on every machine, process and Python version."""
+    text = "\x1f".join(f"{type(p).__name__}:{p}" for p in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    """A CPU generator that starts at an address."""
+    return torch.Generator().manual_seed(address(*parts))
+
+
+def normals(count: int, *parts: int | str) -> Tensor:
+    """`count` standard normals of an address, always drawn in float32 on the CPU so that no engine changes them."""
+    return torch.randn(count, generator=generator(*parts))
+
+
+class Tape:
+    """Standard normals read in order. Without noise it only counts, and hands out zeros."""
+
+    def __init__(self, noise: Tensor | None = None) -> None:
+        self.noise = noise
+        self.used = 0
+
+    def __call__(self, like: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """The next normals, shaped as `like` or as `shape`, with like's dtype and device."""
+        shape = like.shape if shape is None else shape
+        start, self.used = self.used, self.used + math.prod(shape)
+        if self.noise is None:
+            return like.new_zeros(shape)
+        return self.noise[start : self.used].to(like.dtype).reshape(shape)
+
+    def uniform(self, like: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """Uniforms in (0, 1) from the same normals, by their distribution function."""
+        return torch.special.ndtr(self(like, shape))

@@ -1,0 +1,55 @@
+"""Optimisers as pure functions on a dict of vectors: the same numbers for one client or for many stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Vectors = dict[str, Tensor]
+
+
+class Optimiser(NamedTuple):
+    """`init(vectors) -> state`; `update(state, vectors, gradients, lr) -> (state, vectors)`."""
+
+    init: Callable[[Vectors], Any]
+    update: Callable[[Any, Vectors, Vectors, Tensor], tuple[Any, Vectors]]
+
+
+def sgd(momentum: float = 0.0) -> Optimiser:
+    """Gradient descent with heavy-ball momentum, v = momentum * v + g, as in torch.optim.SGD."""
+
+    def init(vectors: Vectors) -> Vectors:
+        return {n: torch.zeros_like(v) for n, v in vectors.items()} if momentum else {}
+
+    def update(state: Vectors, vectors: Vectors, gradients: Vectors, lr: Tensor) -> tuple[Vectors, Vectors]:
+        if momentum:
+            gradients = state = {n: momentum * state[n] + g for n, g in gradients.items()}
+        return state, {n: vectors[n] - lr * g for n, g in gradients.items()}
+
+    return Optimiser(init, update)
+
+
+def adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimiser:
+    """Adam (Kingma & Ba, 2015), as in torch.optim.Adam."""
+
+    def init(vectors: Vectors) -> Any:
+        zeros = {n: torch.zeros_like(v) for n, v in vectors.items()}
+        count = next(iter(vectors.values())).new_zeros(())
+        return {"first": zeros, "second": dict(zeros), "count": count}
+
+    def update(state: Any, vectors: Vectors, gradients: Vectors, lr: Tensor) -> tuple[Any, Vectors]:
+        count = state["count"] + 1
+        first = {n: beta1 * state["first"][n] + (1 - beta1) * g for n, g in gradients.items()}
+        second = {n: beta2 * state["second"][n] + (1 - beta2) * g.square() for n, g in gradients.items()}
+        rate = lr / (1 - beta1**count)
+        root = (1 - beta2**count).sqrt()
+        stepped = {n: v - rate * first[n] / (second[n].sqrt() / root + eps) for n, v in vectors.items()}
+        return {"first": first, "second": second, "count": count}, stepped
+
+    return Optimiser(init, update)
+
+
+OPTIMISERS: dict[str, Callable[..., Optimiser]] = {"sgd": sgd, "adam": adam}

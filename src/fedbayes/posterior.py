@@ -1,0 +1,235 @@
+"""Posteriors over a flat weight vector, as immutable values: Point, Gaussian, Draws."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as pack_safetensors
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedbayes.files import write_atomically
+from fedbayes.layout import Layout
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+def softplus_inverse(scale: Tensor) -> Tensor:
+    """rho with softplus(rho) = scale, without loss for small scales: log(e^s - 1) = s + log(1 - e^-s)."""
+    return scale + torch.log(-torch.expm1(-scale))
+
+
+@dataclass(frozen=True)
+class Point:
+    """All mass at one weight vector, mean [..., P]."""
+
+    mean: Tensor
+    layout: Layout | None = None
+
+    def sample(self, draws: int, generator: torch.Generator | None = None) -> Tensor:
+        return self.mean.expand(draws, *self.mean.shape)
+
+    def at(self, noise: Tensor) -> Tensor:
+        """The weights that standard normals [..., P] stand for; a point ignores them."""
+        return self.mean.expand(noise.shape)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        return self.mean, torch.zeros_like(self.mean)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        raise TypeError("a Point has no density; fit a Gaussian first, for example with the rule 'fedag'")
+
+    def kl(self, prior: Gaussian) -> Tensor:
+        raise TypeError("a Point has no density, so KL(point || prior) is infinite; use a Gaussian posterior")
+
+    def naturals(self) -> tuple[Tensor, Tensor]:
+        raise TypeError("a Point has infinite precision; rules of natural parameters need Gaussian posteriors")
+
+    def named(self) -> dict[str, Point]:
+        """One Point for each named tensor of the network."""
+        return {n: Point(t) for n, t in _layout(self).split(self.mean).items()}
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent normals over the weights: mean and scale (standard deviation), each [..., P]."""
+
+    mean: Tensor
+    scale: Tensor
+    layout: Layout | None = None
+
+    @classmethod
+    def from_moments(cls, mean: Tensor, variance: Tensor, layout: Layout | None = None) -> Gaussian:
+        return cls(mean, variance.sqrt(), layout)
+
+    @classmethod
+    def from_naturals(cls, shift: Tensor, precision: Tensor, layout: Layout | None = None) -> Gaussian:
+        """From precision * mean and precision."""
+        return cls(shift / precision, precision.rsqrt(), layout)
+
+    def sample(self, draws: int, generator: torch.Generator | None = None) -> Tensor:
+        """Weight vectors [draws, ..., P]."""
+        shape = (draws, *self.mean.shape)
+        noise = torch.randn(shape, generator=generator, dtype=self.mean.dtype, device=self.mean.device)
+        return self.at(noise)
+
+    def at(self, noise: Tensor) -> Tensor:
+        """The weights that standard normals [..., P] stand for: mean + scale * noise."""
+        return self.mean + self.scale * noise
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """log density of weights [..., P], summed over P."""
+        z = (weights - self.mean) / self.scale
+        return -(0.5 * z.square() + self.scale.log() + 0.5 * LOG_2PI).sum(-1)
+
+    def kl(self, prior: Gaussian) -> Tensor:
+        """KL(self || prior) in nats, closed form, summed over P."""
+        ratio = self.scale / prior.scale
+        shift = (self.mean - prior.mean) / prior.scale
+        return (0.5 * (ratio.square() + shift.square() - 1) - ratio.log()).sum(-1)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance."""
+        return self.mean, self.scale.square()
+
+    def naturals(self) -> tuple[Tensor, Tensor]:
+        """precision * mean, and precision."""
+        precision = self.scale.square().reciprocal()
+        return precision * self.mean, precision
+
+    def named(self) -> dict[str, Gaussian]:
+        """One Gaussian for each named tensor of the network."""
+        layout = _layout(self)
+        means, scales = layout.split(self.mean), layout.split(self.scale)
+        return {n: Gaussian(means[n], scales[n]) for n in layout.names}
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Equally likely weight vectors, values [..., S, P]: an ensemble, or samples of a chain."""
+
+    values: Tensor
+    layout: Layout | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        return self.values.mean(-2)
+
+    def sample(self, draws: int, generator: torch.Generator | None = None) -> Tensor:
+        """Members picked with replacement: [draws, ..., P]."""
+        pick = torch.randint(self.values.shape[-2], (draws,), generator=generator, device=self.values.device)
+        return self.values.index_select(-2, pick).movedim(-2, 0)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and (population) variance of the members."""
+        return self.mean, self.values.var(-2, correction=0)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        raise TypeError("Draws have no density; fit a Gaussian to their moments first")
+
+    def kl(self, prior: Gaussian) -> Tensor:
+        raise TypeError("Draws have no density; fit a Gaussian to their moments first")
+
+    def naturals(self) -> tuple[Tensor, Tensor]:
+        raise TypeError("Draws have no natural parameters; fit a Gaussian to their moments first")
+
+    def named(self) -> dict[str, Draws]:
+        """The members of each named tensor: values [S, *shape]."""
+        return {n: Draws(t) for n, t in _layout(self).split(self.values).items()}
+
+
+Posterior = Point | Gaussian | Draws
+Parts = dict[str, Posterior]  # what is broadcast, uploaded or kept: named parts, each with its own layout
+KINDS: dict[str, type[Any]] = {"point": Point, "gaussian": Gaussian, "draws": Draws}
+
+
+def _fields(q: Any) -> list[str]:
+    return [name for name in q.__dataclass_fields__ if name != "layout"]
+
+
+def _layout(q: Posterior) -> Layout:
+    if q.layout is None:
+        raise ValueError(f"this {type(q).__name__} does not know its layout; pass layout=Layout.of(network)")
+    return q.layout
+
+
+# Values pass through vmap, grad and compile as they are: tensors are leaves, the layout is part of the structure.
+for _kind in KINDS.values():
+    pytree.register_pytree_node(
+        _kind,
+        lambda q: ([getattr(q, name) for name in _fields(q)], (type(q), q.layout)),
+        lambda leaves, context: context[0](*leaves, context[1]),
+    )
+
+
+def map_tensors(q: Any, f: Any) -> Any:
+    """The same value with f applied to each of its tensors."""
+    return replace(q, **{name: f(getattr(q, name)) for name in _fields(q)})
+
+
+def check(q: Posterior, what: str = "posterior") -> None:
+    """Raise where a value is not a distribution: not finite, or a scale that is not positive."""
+    for name in _fields(q):
+        t = getattr(q, name)
+        if not torch.isfinite(t).all():
+            raise ValueError(f"{what}: {int((~torch.isfinite(t)).sum())} of {t.numel()} entries of {name} not finite")
+    if isinstance(q, Gaussian):
+        if q.mean.shape != q.scale.shape:
+            raise ValueError(f"{what}: mean has shape {tuple(q.mean.shape)}, scale {tuple(q.scale.shape)}")
+        bad = (q.scale <= 0).sum()
+        if bad:
+            raise ValueError(
+                f"{what}: scale must be positive: {int(bad)} of {q.scale.numel()} entries are not. "
+                "Was a log-scale or rho passed? (softplus or exp gives a scale)"
+            )
+
+
+def flatten_parts(parts: Mapping[str, Posterior]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Parts as plain named tensors (`model.mean`) and a JSON header that says how to read them."""
+    tensors: dict[str, Tensor] = {}
+    header: dict[str, Any] = {}
+    names = {kind: name for name, kind in KINDS.items()}
+    for part, q in parts.items():
+        header[part] = {"kind": names[type(q)], "layout": q.layout.to_json() if q.layout else None}
+        tensors |= {f"{part}.{field}": getattr(q, field) for field in _fields(q)}
+    return tensors, header
+
+
+def unflatten_parts(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Parts:
+    """The inverse of `flatten_parts`."""
+    parts: Parts = {}
+    for part, row in header.items():
+        kind = KINDS[row["kind"]]
+        fields = [name for name in kind.__dataclass_fields__ if name != "layout"]
+        layout = Layout.from_json(row["layout"]) if row["layout"] else None
+        parts[part] = kind(*(tensors[f"{part}.{name}"] for name in fields), layout)
+    return parts
+
+
+def save(path: str | Path, parts: Mapping[str, Posterior] | Posterior) -> None:
+    """Write a posterior, or named parts, as one safetensors file (atomically)."""
+    if isinstance(parts, Point | Gaussian | Draws):
+        parts = {"model": parts}
+    tensors, header = flatten_parts(parts)
+    data = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    write_atomically(path, pack_safetensors(data, metadata={"fedbayes": json.dumps(header)}))
+
+
+def load(path: str | Path) -> Parts:
+    """Read what `save` wrote: named parts."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            header = (file.metadata() or {}).get("fedbayes")
+            if header is None:
+                raise ValueError(f"{path} is a safetensors file, but not one of fedbayes (no header)")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+            return unflatten_parts(tensors, json.loads(header))
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{path} is not a readable posterior file ({error}); was it cut short?") from error

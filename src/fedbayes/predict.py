@@ -1,0 +1,136 @@
+"""The predictive distribution of a posterior, and how its uncertainty splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedbayes.model import Model
+from fedbayes.noise import Tape, generator
+from fedbayes.posterior import Draws, Gaussian, Point, Posterior
+
+
+class Predictive(NamedTuple):
+    """What a posterior says of N inputs, from Monte Carlo draws of the weights.
+
+    `mean` [N, C] are class (or label) probabilities, or means of real targets. `aleatoric` [N, C] is the variance that
+    remains when the weights are known, averaged over draws; `epistemic` [N, C] the variance between draws; they add up
+    to `total` (Kwon et al., 2018; for classes the diagonals of FedUAB eq. 12, `.sum(-1)` gives the trace).
+    """
+
+    mean: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    expected_entropy: Tensor  # [N], mean over draws of the entropy of one draw's prediction, in nats
+    kind: str = "classes"
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities [N, C] of a classification."""
+        if self.kind == "real":
+            raise TypeError("a regression has no class probabilities; use .mean and .total")
+        return self.mean
+
+    @property
+    def total(self) -> Tensor:
+        return self.aleatoric + self.epistemic
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy [N] of the averaged prediction in nats: all uncertainty, of data and of weights."""
+        return _entropy(self.probs, self.kind)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """What the draws disagree on, [N] in nats; higher means less familiar."""
+        return (self.entropy - self.expected_entropy).clamp(min=0)
+
+
+def _entropy(probs: Tensor, kind: str) -> Tensor:
+    if kind == "real":
+        return probs.new_zeros(probs.shape[:-1])
+    own = torch.special.entr(probs)
+    return (own if kind == "classes" else own + torch.special.entr(1 - probs)).sum(-1)
+
+
+def draw_weights(parts: Mapping[str, Posterior], draws: int, *address: int | str) -> dict[str, Tensor]:
+    """Weight vectors [Z, P] of each part. Z is the number of members where a part is an ensemble (Draws)."""
+    members = [q.values.shape[0] for q in parts.values() if isinstance(q, Draws)]
+    if members:
+        draws = members[0]
+    drawn = {}
+    for name, q in parts.items():
+        if isinstance(q, Gaussian):
+            noise = torch.randn(draws, q.mean.shape[-1], generator=generator(*address, name)).to(q.mean)
+            drawn[name] = q.at(noise)
+        else:
+            drawn[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
+    return drawn
+
+
+def predictive(
+    model: Model,
+    parts: Mapping[str, Posterior],
+    x: Tensor,
+    *,
+    draws: int = 1,
+    seed: int = 0,
+    dropout: bool = False,
+    batch: int = 1024,
+) -> Predictive:
+    """Predict N inputs with `draws` draws of the weights, the same draws for every input.
+
+    Costs draws * N forward passes and memory O(draws * batch * C + N * C). Draw z is the same whatever `draws` is
+    asked for with the same seed only if it is equal; a Point without dropout needs one draw.
+    """
+    if all(isinstance(q, Point) for q in parts.values()) and not dropout:
+        draws = 1
+    with torch.no_grad():
+        drawn = draw_weights({p: parts[p] for p in model.layouts}, draws, seed, "predict")
+        count = next(iter(drawn.values())).shape[0]
+        pieces = []
+        for start in range(0, max(len(x), 1), batch):
+            rows = x[start : start + batch]
+            means, variances = _each_draw(model, drawn, rows, count, dropout, (seed, "predict", start))
+            centre = means.mean(0)
+            pieces.append(
+                (
+                    centre,
+                    variances.mean(0),
+                    (means - centre).square().mean(0),
+                    _entropy(means, model.likelihood.kind).mean(0),
+                )
+            )
+        mean, aleatoric, epistemic, entropy = (torch.cat(column) for column in zip(*pieces))
+    if model.units is not None:
+        shift, scale = (torch.as_tensor(u).to(mean) for u in model.units)
+        mean, aleatoric, epistemic = mean * scale + shift, aleatoric * scale**2, epistemic * scale**2
+    return Predictive(mean, aleatoric, epistemic, entropy, model.likelihood.kind)
+
+
+def _each_draw(
+    model: Model, drawn: dict[str, Tensor], x: Tensor, count: int, dropout: bool, address: tuple[int | str, ...]
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the target under each draw, [Z, n, C] each."""
+
+    def one(vectors: dict[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        weights = model.weights(vectors)
+        output = model.output(weights, x, None if noise is None else Tape(noise))
+        return model.likelihood.moments(output, weights)
+
+    noise = None
+    if dropout:
+        tape = Tape()
+        model.output(model.weights({part: v[0] for part, v in drawn.items()}), x, tape)
+        noise = torch.randn(count, tape.used, generator=generator(*address)).to(x.device)
+    try:
+        return vmap(one, in_dims=(0, None if noise is None else 0), randomness="different")(drawn, noise)
+    except (RuntimeError, ValueError):  # a network that vmap can't take: one draw at a time
+        rows = [
+            one({part: v[z] for part, v in drawn.items()}, None if noise is None else noise[z]) for z in range(count)
+        ]
+        return torch.stack([m for m, _ in rows]), torch.stack([v for _, v in rows])

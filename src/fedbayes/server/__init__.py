@@ -1,0 +1,1 @@
+"""What the server does with what clients send: rules, weightings, its own optimiser."""

@@ -1,0 +1,261 @@
+"""Aggregation rules as sums: each client encodes its posterior, statistics add, the total is decoded once.
+
+Statistics are in units of the reference q_0 (what the client started from): d = (m - m_0) / s_0, v = s^2 / s_0^2, and
+precision l = s_0^2 / s^2, in float64, with the unnormalised weight and the number of clients beside them. A point has
+unit scale. Centred so, small variances survive large means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedbayes.errors import unknown
+from fedbayes.posterior import Draws, Gaussian, Point, Posterior, check, softplus_inverse
+
+Statistics = dict[str, Tensor]
+Encode = Callable[[Posterior, Tensor, Posterior], Statistics]
+Decode = Callable[[Statistics, Posterior], Posterior]
+
+
+class Rule(NamedTuple):
+    """`encode(q, weight, reference)`, then a sum over clients (a max for the keys in `maxima`), then `decode`."""
+
+    encode: Encode
+    decode: Decode
+    about: str
+    takes: tuple[type, ...] = (Gaussian,)
+    maxima: tuple[str, ...] = ()
+    needs_reference: bool = False  # whether the answer depends on the reference, not only its rounding
+    report: Callable[[Statistics, Posterior], dict[str, float]] = lambda total, reference: {}
+
+    def add(self, a: Statistics, b: Statistics) -> Statistics:
+        """The statistics of two groups of clients as those of their union."""
+        return {key: torch.maximum(a[key], b[key]) if key in self.maxima else a[key] + b[key] for key in a}
+
+
+def unit_scale(reference: Posterior) -> Tensor:
+    if isinstance(reference, Gaussian):
+        return reference.scale.double()
+    return torch.ones_like(reference.mean, dtype=torch.float64)
+
+
+def in_units(q: Posterior, reference: Posterior) -> tuple[Tensor, Tensor]:
+    """Mean and variance of q in units of the reference."""
+    scale = unit_scale(reference)
+    mean, variance = q.moments()
+    return (mean.double() - reference.mean.double()) / scale, variance.double() / scale.square()
+
+
+def _with_weight(statistics: Statistics, weight: Tensor) -> Statistics:
+    weight = weight.double()
+    return {**statistics, "weight": weight, "count": torch.ones_like(weight)}
+
+
+def moments(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
+    """Weighted first and second moments: enough for FedAvg, NWA, WS and the linear pool."""
+    d, v = in_units(q, reference)
+    w = weight.double()
+    sums = {"mean": w * d, "square": w * d.square(), "variance": w * v, "variance2": w.square() * v}
+    return _with_weight(sums, weight)
+
+
+def _only(encode: Encode, *keys: str) -> Encode:
+    """Send no more than the rule decodes."""
+    wanted = (*keys, "weight", "count")
+    return lambda q, w, reference: {k: t for k, t in encode(q, w, reference).items() if k in wanted}
+
+
+def naturals(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
+    """Precision, and precision times mean, each times the weight."""
+    d, v = in_units(q, reference)
+    precision = weight.double() * v.reciprocal()
+    return _with_weight({"precision": precision, "shift": precision * d}, weight)
+
+
+def _unweighted(encode: Encode) -> Encode:
+    return lambda q, w, reference: encode(q, torch.ones_like(w), reference)
+
+
+def _gaussian(d: Tensor, variance: Tensor, reference: Posterior) -> Gaussian:
+    """From units of the reference back to the reference's own dtype; a scale never rounds to zero."""
+    unit, dtype = unit_scale(reference), reference.mean.dtype
+    scale = (unit * variance.sqrt()).to(dtype).clamp(min=1e-12)
+    return Gaussian((reference.mean.double() + unit * d).to(dtype), scale, reference.layout)
+
+
+def _point(total: Statistics, reference: Posterior) -> Point:
+    mean = reference.mean.double() + unit_scale(reference) * total["mean"] / total["weight"]
+    return Point(mean.to(reference.mean.dtype), reference.layout)
+
+
+def _nwa(t: Statistics, reference: Posterior) -> Gaussian:
+    return _gaussian(t["mean"] / t["weight"], t["variance"] / t["weight"], reference)
+
+
+def _ws(t: Statistics, reference: Posterior) -> Gaussian:
+    return _gaussian(t["mean"] / t["weight"], t["variance2"] / t["weight"].square(), reference)
+
+
+def _linear_pool(t: Statistics, reference: Posterior) -> Gaussian:
+    mean = t["mean"] / t["weight"]
+    disagreement = (t["square"] / t["weight"] - mean.square()).clamp(min=0)  # rounding can make it -1e-16
+    return _gaussian(mean, t["variance"] / t["weight"] + disagreement, reference)
+
+
+def _log_pool(t: Statistics, reference: Posterior) -> Gaussian:
+    return _gaussian(t["shift"] / t["precision"], t["weight"] / t["precision"], reference)
+
+
+def _conflation(t: Statistics, reference: Posterior) -> Gaussian:
+    return _gaussian(t["shift"] / t["precision"], t["precision"].reciprocal(), reference)
+
+
+def _wc(t: Statistics, reference: Posterior) -> Gaussian:
+    return _gaussian(t["shift"] / t["precision"], t["heaviest"] / t["precision"], reference)
+
+
+def _encode_wc(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
+    return {**naturals(q, weight, reference), "heaviest": weight.double()}
+
+
+# A precision below this share of the reference's is floored: the posterior is at most ten times as wide.
+DWC_FLOOR = 0.01
+
+
+def _dwc(t: Statistics, reference: Posterior) -> Gaussian:
+    precision = t["precision"] - (t["count"] - 1)  # the reference has precision 1 and mean 0 in its own units
+    floored = precision < DWC_FLOOR
+    precision = torch.where(floored, DWC_FLOOR, precision)
+    # Flooring alone would throw the mean far off: such a weight keeps the reference's.
+    mean = torch.where(floored, 0.0, t["shift"] / precision)
+    return _gaussian(mean, precision.reciprocal(), reference)
+
+
+def _dwc_report(t: Statistics, reference: Posterior) -> dict[str, float]:
+    return {"floored": float((t["precision"] - (t["count"] - 1) < DWC_FLOOR).sum())}
+
+
+def _encode_rho(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
+    assert isinstance(q, Gaussian)
+    w = weight.double()
+    d, _ = in_units(q, reference)
+    return _with_weight({"mean": w * d, "rho": w * softplus_inverse(q.scale.double())}, weight)
+
+
+def _mean_rho(t: Statistics, reference: Posterior) -> Gaussian:
+    scale = F.softplus(t["rho"] / t["weight"])
+    return _gaussian(t["mean"] / t["weight"], (scale / unit_scale(reference)).square(), reference)
+
+
+linear_pool = Rule(
+    _only(moments, "mean", "square", "variance"),
+    _linear_pool,
+    "moments of the mixture: mean of s^2 plus the spread of the means (linear pool, moment matching)",
+    takes=(Gaussian, Point),
+)
+
+# Counters, such as the number of batches that BatchNorm has seen: the largest.
+largest = Rule(
+    lambda q, w, reference: {"largest": q.mean},
+    lambda total, reference: Point(total["largest"], reference.layout),
+    "entrywise maximum",
+    takes=(Point,),
+    maxima=("largest",),
+)
+
+RULES: dict[str, Rule] = {
+    "fedavg": Rule(_only(moments, "mean"), _point, "weighted mean of points (McMahan et al., 2017)", takes=(Point,)),
+    "fedag": linear_pool._replace(about="the linear pool of points: normal with the clients' spread (FedAG)"),
+    "nwa": Rule(_only(moments, "mean", "variance"), _nwa, "weighted means of mean and variance"),
+    "ws": Rule(_only(moments, "mean", "variance2"), _ws, "the weighted sum of independent normals"),
+    "lp": linear_pool,
+    "conflation": Rule(_unweighted(naturals), _conflation, "product of the densities (Hill, 2011)"),
+    "wc": Rule(_encode_wc, _wc, "weighted conflation; the variance follows the heaviest client", maxima=("heaviest",)),
+    "log_pool": Rule(naturals, _log_pool, "weighted geometric mean of the densities (FedUAB eq. 8)"),
+    "dwc": Rule(
+        _unweighted(naturals),
+        _dwc,
+        "product of the densities over (K-1) reference posteriors (McClure et al., 2018)",
+        needs_reference=True,
+        report=_dwc_report,
+    ),
+    "mean_rho": Rule(_encode_rho, _mean_rho, "weighted means of (mean, rho), scale = softplus(rho)"),
+}
+
+
+def rule_named(rule: str | Rule) -> Rule:
+    """A rule by its name in the table, or itself."""
+    if isinstance(rule, Rule):
+        return rule
+    if rule not in RULES:
+        raise unknown("rule", rule, RULES)
+    return RULES[rule]
+
+
+def pool(
+    rule: str | Rule,
+    posteriors: Iterable[Posterior],
+    weights: Sequence[float] | Tensor | None = None,
+    reference: Posterior | None = None,
+) -> Posterior:
+    """Aggregate posteriors with a rule, one at a time: memory does not grow with their number.
+
+    `weights` are relative, equal by default. `reference` is what the clients started from; only `dwc` depends on it.
+
+    >>> q = pool("ws", [Gaussian(torch.zeros(1), torch.ones(1))] * 3, weights=[0.5, 0.3, 0.2])
+    >>> round(float(q.scale**2), 4)
+    0.38
+    """
+    rule = rule_named(rule)
+    posteriors = list(posteriors)
+    _check_pool(rule, posteriors, reference)
+    if weights is None:
+        weights = [1.0] * len(posteriors)
+    w = torch.as_tensor(weights, dtype=torch.float64)
+    if w.shape != (len(posteriors),):
+        raise ValueError(f"weights: {len(posteriors)} are needed, one for each posterior, not shape {tuple(w.shape)}")
+    if not (torch.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
+        raise ValueError(f"weights must be finite, not negative, and not all zero: {w.tolist()[:8]}")
+    if reference is None:
+        reference = _middle(posteriors)
+    total = reduce(rule.add, (rule.encode(q, wk, reference) for q, wk in zip(posteriors, w)))
+    return rule.decode(total, reference)
+
+
+def _check_pool(rule: Rule, posteriors: list[Posterior], reference: Posterior | None) -> None:
+    if not posteriors:
+        raise ValueError("posteriors: there are none to pool")
+    if rule.needs_reference and reference is None:
+        raise ValueError("reference: this rule divides by what the clients started from; pass reference=q_0")
+    for k, q in enumerate(posteriors):
+        if not isinstance(q, rule.takes):
+            names = " or ".join(t.__name__ for t in rule.takes)
+            raise ValueError(f"posterior {k} is a {type(q).__name__}; this rule takes {names}")
+        check(q, f"posterior {k}")
+        if q.mean.shape != posteriors[0].mean.shape:
+            raise ValueError(
+                f"posterior {k} has shape {tuple(q.mean.shape)}, the first {tuple(posteriors[0].mean.shape)}"
+            )
+        if q.layout != posteriors[0].layout:
+            raise ValueError(f"posterior {k} speaks of another network than the first (their layouts differ)")
+    if reference is not None:
+        check(reference, "reference")
+
+
+def _middle(posteriors: list[Posterior]) -> Posterior:
+    """A reference amid the posteriors, for good rounding: mean of means, geometric mean of scales."""
+    first = posteriors[0]
+    mean = sum(q.mean.double() for q in posteriors) / len(posteriors)
+    assert isinstance(mean, Tensor)
+    assert not isinstance(first, Draws)
+    if isinstance(first, Point):
+        return Point(mean.to(first.mean.dtype), first.layout)
+    logs = sum(q.scale.double().log() for q in posteriors if isinstance(q, Gaussian))
+    scale = torch.as_tensor(logs / len(posteriors)).exp()
+    return Gaussian(mean.to(first.mean.dtype), scale.to(first.mean.dtype), first.layout)

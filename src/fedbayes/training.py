@@ -1,0 +1,349 @@
+"""Training from the first round to the last: `fit` in memory, and the generator of rounds that run folders use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedbayes.clients.client import Own
+from fedbayes.data import Clients, from_clients
+from fedbayes.engine import ENGINES
+from fedbayes.engine.loop import Store
+from fedbayes.errors import InputError, unknown
+from fedbayes.federation import FederationState, Order, Outcome, Program, begin, close_round, cohort_size, open_round
+from fedbayes.methods import Method, Setting, method_named
+from fedbayes.model import LIKELIHOODS, Likelihood
+from fedbayes.posterior import Parts, Posterior, flatten_parts, map_tensors
+from fedbayes.predict import Predictive, predictive
+from fedbayes.scores import SUMS
+
+
+class OwnStore(Protocol):
+    """Where the own state of clients lives between rounds."""
+
+    def get(self, client: int) -> Own | None: ...
+    def put(self, number: int, rows: Mapping[int, Own]) -> None: ...
+
+
+class Memory:
+    """Own state in a dict: O(clients that took part)."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Own] = {}
+
+    def get(self, client: int) -> Own | None:
+        return self.rows.get(client)
+
+    def put(self, number: int, rows: Mapping[int, Own]) -> None:
+        self.rows.update({k: own for k, own in rows.items() if own})
+
+
+class Best(NamedTuple):
+    """The best validated posterior so far."""
+
+    nll: float
+    round: int
+    broadcast: Parts
+
+
+class Progress(NamedTuple):
+    """All that a run carries from round to round, beside its clients' own state."""
+
+    state: FederationState
+    best: Best | None = None
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """A federation ready to train: a program, its clients' data on the device, and how many rounds of what."""
+
+    program: Program
+    clients: Clients
+    validation: Tensor  # rows held out for early stopping, pooled over clients; empty without
+    engine: Any
+    rounds: int
+    cohort: int
+    seed: int
+    dropout: float
+    patience: int | None
+    evaluate_every: int
+    device: torch.device
+
+    def begin(self) -> Progress:
+        return Progress(begin(self.program))
+
+
+def prepare(
+    network: nn.Module,
+    clients: Clients | list[Any],
+    *,
+    method: str | Method = "feduab",
+    rounds: int = 50,
+    cohort: int | float | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    engine: str = "loop",
+    likelihood: Likelihood | None = None,
+    frozen: tuple[str, ...] = (),
+    dropout: float = 0.0,
+    validation: float = 0.0,
+    patience: int | None = None,
+    evaluate_every: int = 1,
+    server_data: Tensor | None = None,
+    init: Mapping[str, Posterior] | None = None,
+) -> Task:
+    """Check everything that can be checked before the first round, and bind the method to the network and the data."""
+    if not isinstance(clients, Clients):
+        clients = from_clients(clients)
+    if isinstance(method, str):
+        method = method_named(method)
+    _check_numbers(rounds, dropout, validation, patience, evaluate_every)
+    size = cohort_size(cohort, len(clients))
+    held = torch.zeros(0, dtype=torch.int64)
+    if validation:
+        clients, rows = clients.holdout(validation, seed)
+        held = torch.cat(rows)
+        if not len(held):
+            raise InputError(f"validation: a share of {validation} leaves no client a row to hold out; raise it")
+    where = _device(device)
+    data = clients.data
+    scale = data.target_scale
+    setting = Setting(
+        network.to(where),
+        likelihood or LIKELIHOODS[data.kind](),
+        data.x[:1].to(where),
+        frozen,
+        data.prepare,
+        None if scale is None else (scale.mean, scale.std),
+    )
+    _try_network(setting, clients)
+    program = method.build(setting)
+    if init is not None:
+        program = program._replace(initial=_initial(program, init, where))
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    store = Store(data.x.to(where), data.y.to(where), clients.train_rows)
+    if program.server_client is not None:
+        server_data = clients.server if server_data is None else server_data
+        if not len(server_data):
+            raise InputError("server_data: this method trains at the server and needs rows there; there are none")
+        store = store._replace(server=server_data)
+    made = ENGINES[engine](program, store, seed=seed)
+    return Task(program, clients, held, made, rounds, size, seed, dropout, patience, evaluate_every, where)
+
+
+def rounds(
+    task: Task, progress: Progress, own: OwnStore, after_client: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Progress, dict[str, Any]]]:
+    """Train round after round: yields the progress after each, and its record for the journal.
+
+    Own state is put into the store before the round is yielded.
+    """
+    while progress.state.round < task.rounds and not progress.stopped:
+        started = time.perf_counter()
+        order = open_round(
+            task.program,
+            progress.state,
+            clients=len(task.clients),
+            cohort=task.cohort,
+            seed=task.seed,
+            dropout=task.dropout,
+        )
+        outcome: Outcome = task.engine.train(order, own.get, after_client)
+        state, report = close_round(task.program, progress.state, order, outcome)
+        if task.program.server_client is not None:
+            upload = task.engine.server(task.program.server_client, state, order.options)
+            state = state._replace(broadcast={**state.broadcast, **upload.parts})
+        own.put(order.round, outcome.own)
+        record = _record(task, order, outcome, report)
+        progress = progress._replace(state=state)
+        if state.round % task.evaluate_every == 0 or state.round == task.rounds:
+            record["test"] = evaluate(task, state.broadcast)
+            progress = _validate(task, progress, record)
+        record["seconds"] = time.perf_counter() - started
+        yield progress, record
+
+
+def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
+    size = message_bytes({part: order.broadcast[part] for part in task.program.rules})
+    return {
+        "round": order.round + 1,
+        "cohort": len(order.cohort),
+        "dropped": list(order.dropped),
+        "left_out": {str(k): why for k, why in outcome.left_out.items()},
+        "train": outcome.metrics,
+        **report,
+        "bytes_down": size * (len(order.cohort) + len(order.dropped)),
+        "bytes_up": size * len(order.cohort),
+    }
+
+
+def message_bytes(parts: Mapping[str, Posterior]) -> int:
+    """Bytes of a broadcast, or of an upload, in the dtypes it is held in."""
+    return sum(t.numel() * t.element_size() for t in flatten_parts(parts)[0].values())
+
+
+def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
+    """Keep the best posterior by validation NLL; stop after `patience` evaluations without a better one."""
+    if not len(task.validation):
+        return progress
+    data, state = task.clients.data, progress.state
+    scores = _scores(task, state.broadcast, data.x[task.validation], data.y[task.validation])
+    record["validation"] = scores
+    best = progress.best
+    if best is None or scores["nll"] < best.nll:
+        return progress._replace(best=Best(scores["nll"], state.round, state.broadcast))
+    waited = (state.round - best.round) // task.evaluate_every
+    stopped = task.patience is not None and waited >= task.patience
+    if stopped:
+        record["stopped"] = (
+            f"no better validation NLL than {best.nll:.4f} (round {best.round}) for {waited} evaluations"
+        )
+    return progress._replace(stopped=stopped)
+
+
+def evaluate(task: Task, parts: Parts) -> dict[str, float]:
+    """Scores of a posterior on the whole test set; empty where there is none."""
+    data = task.clients.data
+    return _scores(task, parts, data.test_x, data.test_y) if len(data.test_x) else {}
+
+
+def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor) -> dict[str, float]:
+    p = predict_with(task, parts, x)
+    sums_of, scores_of = SUMS[p.kind]
+    y = y.to(task.device)
+    if p.kind == "real":
+        units = task.program.model.units
+        if units is not None:
+            y = y * units[1].to(y) + units[0].to(y)
+        return scores_of(sums_of(p.mean, p.total, y))
+    return scores_of(sums_of(p.probs, y))
+
+
+def predict_with(task: Task, parts: Parts, x: Tensor, *, draws: int | None = None) -> Predictive:
+    program = task.program
+    return predictive(
+        program.model,
+        parts,
+        x.to(task.device),
+        draws=program.test_draws if draws is None else draws,
+        seed=task.seed,
+        dropout=program.dropout,
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained federation: its posterior, its journal, and predictions."""
+
+    task: Task
+    progress: Progress
+    journal: list[dict[str, Any]]
+
+    @property
+    def parts(self) -> Parts:
+        """All parts of the final posterior: the best validated one where there was a validation split."""
+        best = self.progress.best
+        return self.progress.state.broadcast if best is None else best.broadcast
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior over the network's weights (the part that predicts)."""
+        return self.parts[self.task.program.main]
+
+    def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
+        """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were."""
+        x = torch.as_tensor(x)
+        shape = self.task.clients.data.shape
+        if tuple(x.shape[1:]) != shape:
+            raise InputError(
+                f"x has shape {list(x.shape)}; the network was trained on inputs [N, {', '.join(map(str, shape))}]"
+            )
+        if x.is_floating_point() and not torch.isfinite(x).all():
+            raise InputError("x holds values that are not finite; drop or fill them")
+        return predict_with(self.task, self.parts, x.to(self.task.clients.data.x.dtype), draws=draws)
+
+    def scores(self) -> dict[str, float]:
+        """Scores on the whole test set."""
+        return evaluate(self.task, self.parts)
+
+
+def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run:
+    """Train a network across clients and return the run; options as in `prepare`.
+
+    >>> import fedbayes as fb
+    >>> clients = fb.data.load("digits").split(fb.partition.dirichlet(0.3), clients=20, seed=0)
+    >>> run = fb.fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), clients, method="feduab", rounds=1, cohort=2)
+    >>> run.predict(clients.data.test_x[:3]).probs.shape
+    torch.Size([3, 10])
+    """
+    task = prepare(network, clients, **options)
+    last, journal = task.begin(), []
+    for progress, record in rounds(task, last, Memory()):
+        last = progress
+        journal.append(record)
+    return Run(task, last, journal)
+
+
+def _check_numbers(rounds: int, dropout: float, validation: float, patience: int | None, evaluate_every: int) -> None:
+    if not isinstance(rounds, int) or rounds < 0:
+        raise InputError(f"rounds must be a whole number, not {rounds!r}")
+    if not 0 <= dropout < 1:
+        raise InputError(f"dropout (share of a cohort that drops out) must be in [0, 1), not {dropout}")
+    if not 0 <= validation < 1:
+        raise InputError(f"validation (share of each client's rows) must be in [0, 1), not {validation}")
+    if patience is not None and (patience < 1 or not validation):
+        raise InputError("patience: early stopping needs patience >= 1 and a validation share, such as validation=0.1")
+    if evaluate_every < 1:
+        raise InputError(f"evaluate_every must be at least 1, not {evaluate_every}")
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device {name!r} is not one that PyTorch knows; use cpu, cuda or cuda:1") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("device cuda: PyTorch sees no CUDA device here; use --device cpu")
+    return device
+
+
+def _try_network(setting: Setting, clients: Clients) -> None:
+    """One batch through the network, so that a wrong shape is a clear message and not a failure in round 1."""
+    data = clients.data
+    x = (data.prepare(setting.x)).expand(2, *setting.x.shape[1:])
+    was = setting.network.training
+    try:
+        with torch.no_grad():
+            output = setting.network.eval()(x)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        first = str(error).splitlines()[0]
+        raise InputError(f"the network can't take inputs of shape {list(data.shape)} ({x.dtype}): {first}") from error
+    finally:
+        setting.network.train(was)
+    if not isinstance(output, Tensor) or tuple(output.shape) != (2, data.classes):
+        got = list(output.shape)[1:] if isinstance(output, Tensor) else type(output).__name__
+        raise InputError(f"the network gives {got} for each input; {data.name} ({data.kind}) needs [{data.classes}]")
+
+
+def _initial(program: Program, init: Mapping[str, Posterior], device: torch.device) -> Parts:
+    parts = dict(program.initial)
+    for part, q in init.items():
+        if part not in parts:
+            raise unknown("part of init", part, parts)
+        ours = parts[part]
+        if type(q) is not type(ours) or q.mean.shape != ours.mean.shape:
+            raise InputError(
+                f"init: part {part!r} must be a {type(ours).__name__} over {ours.mean.shape[-1]} weights, "
+                f"not a {type(q).__name__} over {q.mean.shape[-1]}; is it of another network?"
+            )
+        if q.layout is not None and ours.layout is not None and q.layout.fingerprint != ours.layout.fingerprint:
+            raise InputError(f"init: part {part!r} was made for another network (layouts differ)")
+        parts[part] = map_tensors(q, lambda t: t.to(device))
+    return parts
