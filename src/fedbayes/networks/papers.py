@@ -1,0 +1,93 @@
+"""The papers' networks, as plain modules built for the shape of an input and a number of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbayes.errors import InputError, unknown
+from fedbayes.noise import address
+
+Shape = Sequence[int]
+
+
+def linear(shape: Shape, outputs: int) -> nn.Module:
+    """One linear map of the flattened input."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), outputs))
+
+
+def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (50, 50)) -> nn.Module:
+    """Fully connected, ReLU; 784-50-50-10 is FedUAB's for MNIST (42,310 weights)."""
+    sizes = [prod(shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+
+
+def cnn(shape: Shape, outputs: int, channels: int = 32, hidden: int = 64) -> nn.Module:
+    """Three unpadded 3x3 convolutions with two 2x2 max-pools and a hidden layer: FedUAB's for CIFAR (52,874 weights)."""
+    if len(shape) != 3 or min(shape[1:]) < 18:
+        raise InputError(f"network cnn needs images [C, H, W] of at least 18 x 18, not {list(shape)}; try mlp")
+    height, width = (((n - 2) // 2 - 2) // 2 - 2 for n in shape[1:])
+    return nn.Sequential(
+        nn.Conv2d(shape[0], channels, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(channels, channels, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(channels, channels, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(channels * height * width, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, outputs),
+    )
+
+
+class TextCNN(nn.Module):
+    """Convolutions of several widths over embedded tokens, the maximum over time of each channel, one linear map."""
+
+    def __init__(self, outputs: int, words: int, width: int, channels: int, spans: Sequence[int]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.convolutions = nn.ModuleList(nn.Conv1d(width, channels, span) for span in spans)
+        self.head = nn.Linear(channels * len(spans), outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens).transpose(1, 2)
+        pooled = [F.leaky_relu(convolution(x)).amax(-1) for convolution in self.convolutions]
+        return self.head(torch.cat(pooled, -1))
+
+
+def text_cnn(
+    shape: Shape,
+    outputs: int,
+    words: int = 50000,
+    width: int = 16,
+    channels: int = 10,
+    spans: Sequence[int] = (2, 3, 4),
+) -> nn.Module:
+    """FedUAB's for news: embedding, convolutions of width 2, 3, 4, linear (801,780 weights with 50,000 words)."""
+    return TextCNN(outputs, words, width, channels, spans)
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {"linear": linear, "mlp": mlp, "cnn": cnn, "text_cnn": text_cnn}
+
+
+def network_named(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:
+    """A network of the table with weights that depend on the seed alone."""
+    if name not in NETWORKS:
+        raise unknown("network", name, NETWORKS)
+    known = NETWORKS[name].__code__.co_varnames[2 : NETWORKS[name].__code__.co_argcount]
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of network {name}", option, known)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(address(seed, "network", name))
+        return NETWORKS[name](shape, outputs, **options)
