@@ -85,9 +85,8 @@ def regression_sums(mean: Tensor, variance: Tensor, target: Tensor, mask: Tensor
     """Sums over live rows of a normal's moments and its target, each [N] or [N, D]; variances from 1e-12 up."""
     live = _live(mean, mask)[:, None]
     # Means over the D outputs of a row, so that every sum is one over rows.
-    mean, variance, target = (
-        torch.where(live > 0, t.double().reshape(len(t), -1), 1.0) for t in (mean, variance, target)
-    )
+    rows = (t.double() if t.ndim > 1 else t.double()[:, None] for t in (mean, variance, target))
+    mean, variance, target = (torch.where(live > 0, t, 1.0) for t in rows)
     scale = variance.clamp_min(VARIANCE_FLOOR).sqrt()
     distance = (target - mean).abs() / scale
     return {

@@ -1,6 +1,6 @@
 """Scores of how unfamiliar an input is. One convention: higher means more likely out of distribution.
 
-Inputs carry classes last: logits and probs [..., C]; draws of probabilities are [S, ..., C]. All return [...] in float64.
+Inputs carry classes last: logits and probs [..., C]; draws of probabilities are [S, ..., C]. Returns are [...] float64.
 """
 
 from collections.abc import Callable
