@@ -1,20 +1,30 @@
 """Data sets, and how they are spread over clients."""
 
-from fedbayes.data import partition
-from fedbayes.data.catalogue import load
+from fedbayes.data import augment, partition, show
+from fedbayes.data.catalogue import CATALOGUE, listing, load
 from fedbayes.data.dataset import Clients, Dataset, Prepare, Scale
-from fedbayes.data.own import from_arrays, from_clients, standardised
+from fedbayes.data.made import scaled
+from fedbayes.data.own import from_arrays, from_clients, from_datasets, standardised
 from fedbayes.data.ragged import Ragged
+from fedbayes.data.read import from_csv, from_folder
 
 __all__ = [
+    "CATALOGUE",
     "Clients",
     "Dataset",
     "Prepare",
     "Ragged",
     "Scale",
+    "augment",
     "from_arrays",
     "from_clients",
+    "from_csv",
+    "from_datasets",
+    "from_folder",
+    "listing",
     "load",
     "partition",
+    "scaled",
+    "show",
     "standardised",
 ]

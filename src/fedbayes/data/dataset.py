@@ -23,9 +23,9 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor) -> "Scale":
-        std = values.double().std(0, correction=0)
-        # A constant column carries nothing: leave it at zero instead of dividing by zero.
-        return cls(values.double().mean(0).float(), torch.where(std > 0, std, 1.0).float())
+        mean, std = values.double().mean(0), values.double().std(0, correction=0)
+        # A column that is constant to float32 carries nothing: leave it near zero instead of blowing up its rounding.
+        return cls(mean.float(), torch.where(std > 1e-7 * mean.abs(), std, 1.0).float())
 
     def apply(self, values: Tensor) -> Tensor:
         return (values - self.mean.to(values.device)) / self.std.to(values.device)
@@ -87,6 +87,11 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def owners(self) -> int:
+        """How many writers, devices or files the training rows came from; 0 where that is not known."""
+        return 0 if self.owner is None else int(self.owner.max()) + 1
 
     def __repr__(self) -> str:
         what = f"{self.classes} {'targets' if self.kind == 'real' else self.kind}"

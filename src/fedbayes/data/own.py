@@ -66,6 +66,24 @@ def standardised(data: Dataset) -> Dataset:
     return data
 
 
+def from_datasets(train: Any, test: Any = None, *, name: str = "own", **options: Any) -> Dataset:
+    """`torch.utils.data.Dataset`s of (x, y) items, read once into tensors; options as in `from_arrays`."""
+    x, y = _stacked(train, "train")
+    test_x, test_y = _stacked(test, "test") if test is not None else (None, None)
+    return from_arrays(x, y, test_x, test_y, name=name, **options)
+
+
+def _stacked(items: Any, where: str) -> tuple[Tensor, Tensor]:
+    pairs = [items[i] for i in range(len(items))]
+    if not pairs:
+        raise ValueError(f"{where} is empty: give it at least one (x, y)")
+    try:
+        x, y = ([torch.as_tensor(np.asarray(pair[i])) for pair in pairs] for i in (0, 1))
+        return torch.stack(x), torch.stack(y)
+    except (TypeError, RuntimeError, IndexError) as error:
+        raise ValueError(f"{where}: items must be (x, y) of one shape ({error}): give the set a transform") from error
+
+
 def from_clients(
     clients: Sequence[Pair],
     test: Pair | list[Pair] | None = None,
@@ -119,7 +137,10 @@ def _owners(sizes: Sequence[int]) -> Tensor:
 
 
 def _tensor(values: Any) -> Tensor:
-    return values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    array = np.ascontiguousarray(values)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _inputs(values: Any) -> Tensor:

@@ -1,0 +1,122 @@
+"""Readers of the files that benchmarks come in; none of them unpickles."""
+
+import gzip
+import json
+import lzma
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from fedbayes.data.cache import Arrays
+
+
+def unpacked(path: Path) -> bytes:
+    """The bytes of a file, through gzip or xz where its name says so."""
+    try:
+        if path.suffix == ".gz":
+            return gzip.decompress(path.read_bytes())
+        return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}): delete it and fetch it again") from error
+
+
+def idx(raw: bytes, where: str) -> np.ndarray:
+    """The IDX format of the MNIST family: 0, 0, type 8 (bytes), number of axes, big-endian sizes, bytes."""
+    if len(raw) < 4 or raw[:3] != b"\0\0\x08":
+        raise ValueError(f"{where} is not an IDX file of bytes")
+    start = 4 + 4 * raw[3]
+    shape = np.frombuffer(raw[4:start], ">u4").astype(int)
+    if len(raw) - start != shape.prod():
+        raise ValueError(f"{where} should hold {shape.prod()} bytes ({shape.tolist()}), it has {len(raw) - start}")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+def idx_pair(images: bytes, labels: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images as [n, 1, height, width] and labels as int64."""
+    x, y = idx(images, f"{where}, images"), idx(labels, f"{where}, labels")
+    if len(x) != len(y):
+        raise ValueError(f"{where}: {len(x)} images but {len(y)} labels: these files do not belong together")
+    return x[:, None], y.astype(np.int64)
+
+
+def cifar(raw: bytes, label_bytes: int, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """CIFAR's binary version: a row is the label bytes (the last is the fine one) and 3 planes of 32 x 32."""
+    row = label_bytes + 3072
+    if not raw or len(raw) % row:
+        raise ValueError(f"{where} has {len(raw)} bytes, not a multiple of {row}: it is cut short or of another kind")
+    table = np.frombuffer(raw, np.uint8).reshape(-1, row)
+    return table[:, label_bytes:].reshape(-1, 3, 32, 32), table[:, label_bytes - 1].astype(np.int64)
+
+
+def med(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """32 x 32 colour images packed without loss: labels, then residuals of the planes G, R - G, B - G.
+
+    A pixel is guessed as the median of left, up and left + up - corner (LOCO-I, Weinberger et al., 2000);
+    everything is modulo 256.
+    """
+    raw = np.frombuffer(unpacked(path), np.uint8)
+    n, rest = divmod(raw.size, 3073)
+    if rest or not n:
+        raise ValueError(
+            f"{path} unpacks to {raw.size} bytes, not a multiple of 3073: it is cut short or of another kind"
+        )
+    residual = raw[n:].reshape(3, n, 32, 32).transpose(2, 3, 0, 1).astype(np.int16)
+    images = np.empty((n, 3, 32, 32), np.uint8)
+    above = np.zeros((33, 3, n), np.int16)
+    for row in range(32):
+        line = np.zeros_like(above)
+        for column in range(32):
+            left, up = line[column], above[column + 1]
+            value = residual[row, column]
+            value += np.clip(left + up - above[column], np.minimum(left, up), np.maximum(left, up))
+            green = value[0]
+            green &= 255
+            value[1:] = ((value[1:] + green) & 255) - green
+            line[column + 1] = value
+        images[:, 1, row] = line[1:, 0].T
+        images[:, 0, row] = (line[1:, 1] + line[1:, 0]).T
+        images[:, 2, row] = (line[1:, 2] + line[1:, 0]).T
+        above = line
+    return images, raw[:n].astype(np.int64)
+
+
+def svhn_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """SVHN's cropped digits: X [32, 32, 3, n], y with 10 for the digit 0."""
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path)
+        x, y = content["X"], content["y"].reshape(-1).astype(np.int64)
+    except Exception as error:  # Whatever scipy meets in a damaged file.
+        raise ValueError(f"{path} is truncated or damaged ({error}): delete it and fetch it again") from error
+    if x.ndim != 4 or x.shape[-1] != len(y):
+        raise ValueError(f"{path}: X is {list(x.shape)} for {len(y)} labels, expected [32, 32, 3, n]")
+    return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
+
+
+def leaf(files: list[Path]) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """LEAF's JSON: inputs float32 [n, features], labels, and the user of each row."""
+    xs, ys, users = [], [], []
+    for path in files:
+        try:
+            content = json.loads(path.read_text())
+            for user in content["users"]:
+                xs.append(np.array(content["user_data"][user]["x"], np.float32))
+                ys.append(np.array(content["user_data"][user]["y"], np.int64))
+                users += [user] * len(ys[-1])
+                if len(xs[-1]) != len(ys[-1]):
+                    raise ValueError(f"user {user} has {len(xs[-1])} inputs but {len(ys[-1])} labels")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a whole LEAF file ({error}): make it again") from error
+    return np.concatenate(xs), np.concatenate(ys), users
+
+
+def joined(parts: list[tuple[np.ndarray, np.ndarray]], test: list[tuple[np.ndarray, np.ndarray]]) -> Arrays:
+    """Training and test parts of one shape under the names that the cache keeps."""
+    names = ("x", "y"), ("test_x", "test_y")
+    return {
+        name: np.concatenate([pair[i] for pair in pairs])
+        for keys, pairs in zip(names, (parts, test), strict=True)
+        for i, name in enumerate(keys)
+    }

@@ -1,0 +1,179 @@
+"""A user's own files as a `Dataset`: folders of .npy, and CSV tables, in one piece or one a client."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedbayes.data.dataset import Dataset
+from fedbayes.data.own import from_arrays, standardised
+
+Parts = dict[str, np.ndarray]
+
+
+def from_folder(path: str | Path, *, name: str | None = None, **options: Any) -> Dataset:
+    """A folder of x.npy, y.npy and perhaps test_x.npy, test_y.npy; options as in `from_arrays`.
+
+    Without x.npy: one sub-folder of such files, or one .npz with such entries, a client, in the order of their names;
+    the rows then have owners for the partition `natural`. A test part of all clients together may lie beside them.
+    """
+    path = Path(path)
+    name = name or path.name
+    if (path / "x.npy").is_file():
+        part = _parts(path)
+        return from_arrays(part["x"], part["y"], part.get("test_x"), part.get("test_y"), name=name, **options)
+    homes = sorted(p for p in path.glob("*") if p.suffix == ".npz" or (p / "x.npy").is_file())
+    if not homes:
+        raise FileNotFoundError(f"{path} has no x.npy, and no sub-folder or .npz of a client with one")
+    clients = [_parts(home) for home in homes]
+    shared = _parts(path, needed=()) if (path / "test_x.npy").is_file() else {}
+    return _owned(clients, [str(home.name) for home in homes], shared, name, options)
+
+
+def from_csv(
+    path: str | Path | Sequence[str | Path],
+    target: str | Sequence[str],
+    *,
+    test: str | Path | float = 0.2,
+    kind: str = "real",
+    owner: str | None = None,
+    standardise: bool = True,
+    name: str | None = None,
+) -> Dataset:
+    """Tables with a head line. All columns but `target` (and `owner`) are numbers and inputs.
+
+    `path` is one file, or a list or folder with one a client; `owner` names a column that says whose row it is.
+    `test` is a file, or the share of rows cut off each table, evenly spread over it. Classes may be words.
+    """
+    files = _csv_files(path)
+    targets = [target] if isinstance(target, str) else list(target)
+    tables = [_table(file, targets, owner) for file in files]
+    share = 0.0 if isinstance(test, str | Path) else test
+    cut = [_spread(len(table.x), share) for table in tables]
+    if isinstance(test, str | Path):
+        held = _table(Path(test), targets, owner)
+    else:
+        held = _join([_pick(table, rows) for table, rows in zip(tables, cut, strict=True)])
+    train = [_pick(table, ~rows) for table, rows in zip(tables, cut, strict=True)]
+    joined = _join(train)
+    y, test_y, names = _numbered(joined.y, held.y, kind)
+    data = from_arrays(joined.x, y, held.x, test_y, kind=kind, class_names=names, name=name or files[0].stem)
+    data = standardised(data) if standardise else data
+    if owner is not None:
+        return replace(data, owner=torch.from_numpy(np.unique(joined.who, return_inverse=True)[1].astype(np.int64)))
+    if len(files) > 1:
+        return replace(data, owner=torch.from_numpy(np.repeat(np.arange(len(train)), [len(t.x) for t in train])))
+    return data
+
+
+class _Table(NamedTuple):
+    """Inputs float32 [n, F]; targets [n, D] and owners [n] as they are written."""
+
+    x: np.ndarray
+    y: np.ndarray
+    who: np.ndarray
+
+
+def _pick(table: _Table, rows: np.ndarray) -> _Table:
+    return _Table(*(part[rows] for part in table))
+
+
+def _join(tables: list[_Table]) -> _Table:
+    if len({table.x.shape[1] for table in tables}) > 1:
+        raise ValueError("the tables have different numbers of columns: give them the same")
+    return _Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
+
+
+def _csv_files(path: str | Path | Sequence[str | Path]) -> list[Path]:
+    if not isinstance(path, str | Path):
+        files = [Path(file) for file in path]
+    else:
+        files = sorted(Path(path).glob("*.csv")) if Path(path).is_dir() else [Path(path)]
+    if not files:
+        raise FileNotFoundError(f"no .csv in {path}")
+    return files
+
+
+def _parts(home: Path, needed: tuple[str, ...] = ("x", "y")) -> Parts:
+    try:
+        if home.suffix == ".npz":
+            with np.load(home, allow_pickle=False) as file:
+                found = {key: file[key] for key in file.files}
+        else:
+            files = {key: home / f"{key}.npy" for key in ("x", "y", "test_x", "test_y")}
+            found = {key: np.load(file, allow_pickle=False) for key, file in files.items() if file.is_file()}
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{home}: {error}: save plain arrays with numpy.save") from error
+    for key in needed:
+        if key not in found:
+            raise FileNotFoundError(f"{home} has no {key}")
+    return found
+
+
+def _owned(clients: list[Parts], homes: list[str], shared: Parts, name: str, options: dict[str, Any]) -> Dataset:
+    for home, part in zip(homes, clients, strict=True):
+        if len(part["x"]) == 0 or len(part["x"]) != len(part["y"]):
+            raise ValueError(
+                f"client {home}: {len(part['x'])} inputs and {len(part['y'])} targets: give one each, at least one"
+            )
+    own_tests = not shared and all("test_x" in part and "test_y" in part for part in clients)
+    tests = clients if own_tests else [shared] if shared else []
+    joined = {key: np.concatenate([part[key] for part in clients]) for key in ("x", "y")}
+    joined |= {key: np.concatenate([part[key] for part in tests]) for key in ("test_x", "test_y") if tests}
+    data = from_arrays(joined["x"], joined["y"], joined.get("test_x"), joined.get("test_y"), name=name, **options)
+    owner = np.repeat(np.arange(len(clients)), [len(part["x"]) for part in clients])
+    data = replace(data, owner=torch.from_numpy(owner))
+    if not own_tests:
+        return data
+    test_owner = np.repeat(np.arange(len(clients)), [len(part["test_x"]) for part in clients])
+    return replace(data, test_owner=torch.from_numpy(test_owner))
+
+
+def _table(path: Path, targets: list[str], owner: str | None) -> _Table:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        head, *lines = [line for line in csv.reader(file) if line] or [[]]
+    for column in [*targets, *([owner] if owner else [])]:
+        if column not in head:
+            raise ValueError(f"{path} has no column {column!r}; it has {', '.join(head)}")
+    if not lines:
+        raise ValueError(f"{path} has no rows")
+    for i, line in enumerate(lines, 2):
+        if len(line) != len(head):
+            raise ValueError(f"{path}, line {i}: {len(line)} fields under {len(head)} columns")
+    table = np.array(lines)
+    inputs = [i for i, column in enumerate(head) if column not in targets and column != owner]
+    x = np.empty((len(lines), len(inputs)), np.float32)
+    for j, i in enumerate(inputs):
+        try:
+            x[:, j] = table[:, i].astype(np.float32)
+        except ValueError as error:
+            raise ValueError(f"{path}, column {head[i]!r}: {error}: turn it into numbers or leave it out") from error
+    who = table[:, head.index(owner)] if owner else np.full(len(lines), "")
+    return _Table(x, table[:, [head.index(column) for column in targets]], who)
+
+
+def _spread(n: int, share: float) -> np.ndarray:
+    """True for a share of n rows at even distances."""
+    if not 0 <= share < 1:
+        raise ValueError(f"test is a file or a share in [0, 1), not {share}")
+    steps = np.floor(np.arange(n + 1) * share + 0.5)
+    return np.diff(steps) > 0
+
+
+def _numbered(y: np.ndarray, test_y: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Targets as numbers; classes by the order of their names, whole numbers by value."""
+    if kind != "classes":
+        try:
+            return y.astype(np.float32), test_y.astype(np.float32), ()
+        except ValueError as error:
+            raise ValueError(f"targets must be numbers ({error}): for words pass kind='classes'") from error
+    if y.shape[1] != 1:
+        raise ValueError(f"classes come in one column, not {y.shape[1]}")
+    seen = sorted({*y[:, 0], *test_y[:, 0]}, key=lambda v: (0, int(v), "") if v.lstrip("-").isdigit() else (1, 0, v))
+    number = {value: i for i, value in enumerate(seen)}
+    train, test = (np.array([number[v] for v in part[:, 0]], np.int64) for part in (y, test_y))
+    return train, test, tuple(str(v) for v in seen)
