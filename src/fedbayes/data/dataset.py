@@ -139,7 +139,8 @@ class Clients:
     def __repr__(self) -> str:
         low, high = int(self.sizes.min()), int(self.sizes.max())
         kept = f", {len(self.server)} at the server" if len(self.server) else ""
-        return f"Clients({len(self)} of {self.data.name}, {low} to {high} rows each{kept})"
+        rows = f"{low} to {high}" if low < high else f"{low}"
+        return f"Clients({len(self)} of {self.data.name}, {rows} rows each{kept})"
 
     @property
     def sizes(self) -> Tensor:

@@ -61,24 +61,25 @@ def med(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"{path} unpacks to {raw.size} bytes, not a multiple of 3073: it is cut short or of another kind"
         )
-    residual = raw[n:].reshape(3, n, 32, 32).transpose(2, 3, 0, 1).astype(np.int16)
-    images = np.empty((n, 3, 32, 32), np.uint8)
+    # Pixels outermost, so that every step below is one pass over contiguous memory.
+    pixels = np.ascontiguousarray(raw[n:].reshape(3 * n, 1024).T).reshape(32, 32, 3, n)
     above = np.zeros((33, 3, n), np.int16)
     for row in range(32):
         line = np.zeros_like(above)
         for column in range(32):
-            left, up = line[column], above[column + 1]
-            value = residual[row, column]
-            value += np.clip(left + up - above[column], np.minimum(left, up), np.maximum(left, up))
-            green = value[0]
-            green &= 255
-            value[1:] = ((value[1:] + green) & 255) - green
-            line[column + 1] = value
-        images[:, 1, row] = line[1:, 0].T
-        images[:, 0, row] = (line[1:, 1] + line[1:, 0]).T
-        images[:, 2, row] = (line[1:, 2] + line[1:, 0]).T
+            left, up, value = line[column], above[column + 1], line[column + 1]
+            np.subtract(left + up, above[column], out=value)
+            np.maximum(value, np.minimum(left, up), out=value)
+            np.minimum(value, np.maximum(left, up), out=value)
+            value += pixels[row, column]
+            value[0] &= 255
+            value[1:] += value[0]
+            value[1:] &= 255
+            pixels[row, column] = value  # The colours themselves: the differences go on in `line`.
+            value[1:] -= value[0]
         above = line
-    return images, raw[:n].astype(np.int64)
+    images = np.ascontiguousarray(pixels.reshape(1024, 3, n).transpose(2, 1, 0)[:, [1, 0, 2]])
+    return images.reshape(n, 3, 32, 32), raw[:n].astype(np.int64)
 
 
 def svhn_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ def label_figure(clients: Clients, *, first: int = 30, title: str = "", path: st
     Gives the matplotlib figure; with `path` also writes it there.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     counts = clients.label_counts()[:first].numpy()
     shown, labels = counts.shape
@@ -24,10 +25,16 @@ def label_figure(clients: Clients, *, first: int = 30, title: str = "", path: st
     client, label = counts.nonzero()
     held = counts[client, label]
     main.scatter(client, label, s=170 * held / max(held.max(), 1), c="#3b6ea5", linewidths=0)
-    main.set(xlabel="client", ylabel="label", xlim=(-0.7, shown - 0.3), ylim=(-0.7, labels - 0.3))
+    main.set(
+        xlabel="client" if shown == len(clients) else f"client (first {shown} of {len(clients)})",
+        ylabel="label",
+        xlim=(-0.7, shown - 0.3),
+        ylim=(-0.7, labels - 0.3),
+    )
     main.set_yticks(range(0, labels, max(1, labels // 26)))
     if clients.data.class_names and labels <= 26:
         main.set_yticks(range(labels), clients.data.class_names)
+    main.xaxis.set_major_locator(MaxNLocator(integer=True))
     main.set_axisbelow(True)
     main.grid(color="#e6e6e6", linewidth=0.6)
     top.bar(range(shown), counts.sum(1), color="#b8c9dc", width=0.7)
