@@ -86,10 +86,7 @@ def cifar10() -> Dataset:
 
     def make() -> Arrays:
         if paths[0].name.endswith(".med.xz"):
-            with ThreadPoolExecutor(
-                2
-            ) as pool:  # Unpacking and numpy let go of the interpreter; more would cost memory.
-                parts = list(pool.map(formats.med, paths))
+            parts = [formats.med(path) for path in paths]
         elif len(paths) > 1:
             parts = [formats.cifar(path.read_bytes(), 1, str(path)) for path in paths]
         else:
