@@ -16,7 +16,7 @@ def _classes(rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
 
 
 def _labels(rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    return torch.rand(rows, 3, generator=generator), torch.randint(2, (rows, 3), generator=generator)
+    return torch.rand(rows, 3, generator=generator), torch.randint(2, (rows, 3), generator=generator).float()
 
 
 def _real(rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -96,6 +96,21 @@ def test_sums_never_look_at_a_value(kind):
     sums, _ = scores.SUMS[kind]
     case = [t.to("meta") for t in _case(kind, 10)]
     assert sums(*case, torch.ones(10, device="meta"))["count"].is_meta
+
+
+@kinds
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_sums_do_not_wait_for_the_gpu(kind):
+    sums, decode = scores.SUMS[kind]
+    case = _case(kind, 64)
+    there, mask = [t.cuda() for t in case], torch.ones(64, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        total = sums(*there, mask)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    _same(decode({name: value.cpu() for name, value in total.items()}), decode(sums(*case)))
 
 
 def test_class_sums_decode_to_the_direct_scores():

@@ -43,6 +43,11 @@ def test_the_threshold_is_the_order_statistic_rounded_up(coverage):
     assert exact <= found <= exact * 1.005
 
 
+def test_the_rank_is_not_raised_by_rounding():
+    edges = torch.arange(1, 100, dtype=torch.float64)
+    assert scores.conformal_threshold(scores.histogram(edges, edges), edges, 0.55) == 55  # (99 + 1) * 0.55, exactly.
+
+
 def test_too_few_rows_give_the_whole_set():
     assert math.isinf(_threshold(torch.full((8,), 0.1), scores.PROBABILITY_EDGES, 0.9))
     assert math.isfinite(_threshold(torch.full((9,), 0.1), scores.PROBABILITY_EDGES, 0.9))

@@ -57,7 +57,7 @@ def conformal_threshold(counts: Tensor, edges: Tensor, coverage: float = 0.9) ->
     total = float(counts.sum())
     if not total > 0:
         raise ValueError("counts are all 0: conformal prediction needs calibration rows. Were all sites masked out?")
-    rank = math.ceil((total + 1) * coverage - 1e-9)  # 10 * 0.9 must not be taken for 9.000000000000002.
+    rank = math.ceil((total + 1) * coverage - 1e-9)  # 100 * 0.55 is 55.00000000000001, and means 55.
     bin = int((counts.cumsum(0) < rank).sum())
     return float(edges[bin]) if bin < len(edges) else math.inf
 
