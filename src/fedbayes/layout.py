@@ -59,7 +59,7 @@ class Layout:
                 f"was it made for another network? (layout {self.fingerprint}, first entry {self.names[:1]})"
             )
         pieces = vector.split(self.sizes, -1)
-        return {n: t.reshape(*t.shape[:-1], *s) for n, t, s in zip(self.names, pieces, self.shapes)}
+        return {n: t.reshape((*t.shape[:-1], *s)) for n, t, s in zip(self.names, pieces, self.shapes)}
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Named tensors [..., *shape] as one vector [..., P]; names that the layout lacks are ignored."""
