@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -49,17 +50,23 @@ def cifar(raw: bytes, label_bytes: int, where: str) -> tuple[np.ndarray, np.ndar
     return table[:, label_bytes:].reshape(-1, 3, 32, 32), table[:, label_bytes - 1].astype(np.int64)
 
 
-def med(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def meds(paths: list[Path]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Several files of packed images; the next ones are unpacked while one is decoded."""
+    with ThreadPoolExecutor(2) as pool:
+        return [med(raw, str(path)) for raw, path in zip(pool.map(unpacked, paths), paths, strict=True)]
+
+
+def med(packed: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """32 x 32 colour images packed without loss: labels, then residuals of the planes G, R - G, B - G.
 
     A pixel is guessed as the median of left, up and left + up - corner (LOCO-I, Weinberger et al., 2000);
     everything is modulo 256.
     """
-    raw = np.frombuffer(unpacked(path), np.uint8)
+    raw = np.frombuffer(packed, np.uint8)
     n, rest = divmod(raw.size, 3073)
     if rest or not n:
         raise ValueError(
-            f"{path} unpacks to {raw.size} bytes, not a multiple of 3073: it is cut short or of another kind"
+            f"{where} unpacks to {raw.size} bytes, not a multiple of 3073: it is cut short or of another kind"
         )
     # Pixels outermost, so that every step below is one pass over contiguous memory.
     pixels = np.ascontiguousarray(raw[n:].reshape(3 * n, 1024).T).reshape(32, 32, 3, n)

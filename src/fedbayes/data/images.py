@@ -4,7 +4,6 @@ import gzip
 import string
 import tarfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,7 +85,7 @@ def cifar10() -> Dataset:
 
     def make() -> Arrays:
         if paths[0].name.endswith(".med.xz"):
-            parts = [formats.med(path) for path in paths]
+            parts = formats.meds(paths)
         elif len(paths) > 1:
             parts = [formats.cifar(path.read_bytes(), 1, str(path)) for path in paths]
         else:
@@ -104,7 +103,7 @@ def cifar100() -> Dataset:
 
     def make() -> Arrays:
         if found.missing:
-            parts = [formats.med(path) for path in paths]
+            parts = formats.meds(paths)
         elif len(paths) > 1:
             parts = [formats.cifar(path.read_bytes(), 2, str(path)) for path in paths]
         else:
@@ -119,9 +118,13 @@ def cifar100() -> Dataset:
 def svhn() -> Dataset:
     """House numbers, cropped digits (Netzer et al., 2011)."""
     found = find(FILES["svhn"])
-    read: Callable[[Path], tuple[np.ndarray, np.ndarray]] = formats.med if found.missing else formats.svhn_mat
     paths = list(found.paths.values())
-    arrays = decoded("svhn", paths, lambda: formats.joined([read(paths[0])], [read(paths[1])]))
+
+    def make() -> Arrays:
+        parts = formats.meds(paths) if found.missing else [formats.svhn_mat(path) for path in paths]
+        return formats.joined(parts[:1], parts[1:])
+
+    arrays = decoded("svhn", paths, make)
     return _dataset("svhn", arrays, _DIGITS, _SVHN_PREPARE, found.missing)
 
 
@@ -130,7 +133,7 @@ def dtd() -> Dataset:
     paths = list(find(FILES["dtd"]).paths.values())
 
     def make() -> Arrays:
-        x, y = formats.med(paths[0])
+        [(x, y)] = formats.meds(paths)
         return formats.joined([(x[:0], y[:0])], [(x, y)])
 
     return _dataset("dtd", decoded("dtd", paths, make), _TEXTURES, _CIFAR10_PREPARE)
