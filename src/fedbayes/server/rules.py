@@ -246,6 +246,11 @@ def _check_pool(rule: Rule, posteriors: list[Posterior], reference: Posterior | 
             raise ValueError(f"posterior {k} speaks of another network than the first (their layouts differ)")
     if reference is not None:
         check(reference, "reference")
+        if reference.mean.shape != posteriors[0].mean.shape:
+            shapes = tuple(reference.mean.shape), tuple(posteriors[0].mean.shape)
+            raise ValueError(f"reference has shape {shapes[0]}, the posteriors {shapes[1]}")
+        if rule.needs_reference and not isinstance(reference, Gaussian):
+            raise ValueError(f"reference is a {type(reference).__name__}; this rule divides by a Gaussian")
 
 
 def _middle(posteriors: list[Posterior]) -> Posterior:

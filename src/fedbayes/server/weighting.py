@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.errors import unknown
-from fedbayes.posterior import Gaussian, Posterior
+from fedbayes.posterior import Gaussian, Posterior, map_tensors
 
 # A client that has not moved has KL 0 and would outweigh all others without bound.
 SMALLEST = 1e-12
@@ -40,7 +40,7 @@ def pairwise_kl(qs: list[Posterior]) -> Tensor:
     means = means - means.mean(0)
     if not all(isinstance(q, Gaussian) for q in qs):
         return torch.cdist(means, means)
-    variances = torch.stack([q.moments()[1] for q in qs]).double()
+    variances = torch.stack([q.moments()[1] for q in (map_tensors(q, Tensor.double) for q in qs)])
     precisions = variances.reciprocal()
     logs = 0.5 * variances.log().sum(-1)
     quadratic = (variances + means.square()) @ precisions.T - 2 * means @ (means * precisions).T
