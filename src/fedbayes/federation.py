@@ -78,7 +78,8 @@ class Outcome(NamedTuple):
     uploads: list[Contribution]  # only where the program needs them
     own: dict[int, Any]  # new own state, by client
     left_out: dict[int, str]  # clients whose term was refused, and why
-    metrics: dict[str, float]  # means over the contributing clients
+    metrics: dict[str, float]  # sums over the contributing clients
+    counted: int  # how many clients contributed
 
 
 def static_rules(model: Model) -> dict[str, Rule]:

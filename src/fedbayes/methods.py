@@ -71,7 +71,8 @@ def fedavg(
 
     def build(setting: Setting) -> Program:
         model = _model(setting, None)
-        client = point(model, optimiser=_optimiser(optimiser, momentum), epochs=epochs, batch=batch)
+        pull = tuple(name for name in ("weight_decay", "proximal") if options[name])
+        client = point(model, optimiser=_optimiser(optimiser, momentum), epochs=epochs, batch=batch, pull=pull)
         initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         scalars = {"lr": lr, "weight_decay": weight_decay, "proximal": proximal}
         program = Program(

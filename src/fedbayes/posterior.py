@@ -26,6 +26,12 @@ def softplus_inverse(scale: Tensor) -> Tensor:
     return scale + torch.log(-torch.expm1(-scale))
 
 
+def softplus_and_slope(rho: Tensor) -> tuple[Tensor, Tensor]:
+    """softplus(rho) = log(1 + e^rho) and its derivative, from one exponential."""
+    t = rho.clamp(max=30.0).exp()
+    return torch.where(rho > 30.0, rho, t.log1p()), t / (1 + t)
+
+
 @dataclass(frozen=True)
 class Point:
     """All mass at one weight vector, mean [..., P]."""

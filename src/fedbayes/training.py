@@ -177,7 +177,7 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
         "cohort": len(order.cohort),
         "dropped": list(order.dropped),
         "left_out": {str(k): why for k, why in outcome.left_out.items()},
-        "train": outcome.metrics,
+        "train": {name: total / outcome.counted for name, total in outcome.metrics.items() if outcome.counted},
         **report,
         "bytes_down": size * (len(order.cohort) + len(order.dropped)),
         "bytes_up": size * len(order.cohort),

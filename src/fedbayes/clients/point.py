@@ -25,10 +25,11 @@ class State(NamedTuple):
     steps: Tensor
 
 
-def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int) -> Client:
-    """Minimises  mean NLL + proximal / 2 * |w - broadcast|^2  (McMahan et al., 2017; Li et al., 2020).
+def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int, pull: tuple[str, ...] = ()) -> Client:
+    """Minimises  mean NLL + proximal / 2 * |w - broadcast|^2 + weight_decay / 2 * |w|^2.
 
-    Scalar options read each round: `lr`, `weight_decay`, `proximal`.
+    McMahan et al. (2017); Li et al. (2020). Scalar options read each round: `lr`, and those of `weight_decay` and
+    `proximal` that `pull` names (a term that is off costs nothing).
     """
 
     def start(own: Own, info: Info) -> State:
@@ -37,16 +38,19 @@ def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int) -> Cli
         zero = torch.zeros((), device=next(iter(vectors.values())).device)
         return State(vectors, static, optimiser.init(vectors), zero, zero)
 
-    def loss(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, tape: Tape, info: Info) -> Any:
+    def loss(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, tape: Tape) -> Any:
         weights = model.weights({**vectors, **{part: v.clone() for part, v in static.items()}})
         output, static = model.train_output(weights, b.x, tape, b.mask)
         nll = model.nll(output, b.y, b.mask, weights)
-        near = sum((v - info.broadcast[part].mean).square().sum() for part, v in vectors.items())
-        return nll + 0.5 * info.options["proximal"] * near, (static, nll.detach())
+        return nll, (static, nll.detach())
 
     def step(state: State, b: Batch, tape: Tape, info: Info) -> State:
-        gradients, (static, nll) = grad(loss, has_aux=True)(state.vectors, state.static, b, tape, info)
-        gradients = {n: g + info.options["weight_decay"] * state.vectors[n] for n, g in gradients.items()}
+        gradients, (static, nll) = grad(loss, has_aux=True)(state.vectors, state.static, b, tape)
+        if "weight_decay" in pull:
+            gradients = {p: g + info.options["weight_decay"] * state.vectors[p] for p, g in gradients.items()}
+        if "proximal" in pull:
+            away = {p: v - info.broadcast[p].mean for p, v in state.vectors.items()}
+            gradients = {p: g + info.options["proximal"] * away[p] for p, g in gradients.items()}
         moved, vectors = optimiser.update(state.optimiser, state.vectors, gradients, info.options["lr"])
         return State(vectors, static, moved, state.loss + nll, state.steps + 1)
 

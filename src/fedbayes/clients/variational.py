@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -15,7 +14,7 @@ from fedbayes.model import STATIC, Model
 from fedbayes.networks.estimators import Plan, forward
 from fedbayes.noise import Tape
 from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Gaussian, Parts, Point, softplus_inverse
+from fedbayes.posterior import Gaussian, Parts, Point, softplus_and_slope, softplus_inverse
 
 
 class State(NamedTuple):
@@ -25,8 +24,10 @@ class State(NamedTuple):
     static: dict[str, Tensor]
     optimiser: Any
     loss: Tensor
-    kl: Tensor
     steps: Tensor
+
+
+Vectors = dict[str, Tensor]
 
 
 KlWeight = Callable[[Batch, Info], Tensor]
@@ -78,37 +79,45 @@ def variational(
         vectors |= {part: info.broadcast[part].mean for part in points}
         static = {part: info.broadcast[part].mean for part in STATIC if part in model.layouts}
         zero = q.mean.new_zeros(())
-        return State(vectors, static, optimiser.init(vectors), zero, zero, zero)
+        return State(vectors, static, optimiser.init(vectors), zero, zero)
 
-    def draw(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, noise: Tape) -> Any:
+    def draw(vectors: Vectors, static: Vectors, b: Batch, tape: Tape) -> Any:
         others = model.weights({**{p: vectors[p] for p in points}, **{p: v.clone() for p, v in static.items()}})
-        scale = F.softplus(vectors["rho"])
-        output, weights, static = forward(model, "model", vectors["mean"], scale, others, b.x, noise, b.mask, made)
+        mean, scale = vectors["mean"], vectors["scale"]
+        output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, made)
         return model.nll(output, b.y, b.mask, weights), static
 
-    def loss(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, tape: Tape, info: Info) -> Any:
+    def expected_nll(vectors: Vectors, static: Vectors, b: Batch, tape: Tape) -> Any:
         if train_draws == 1:
             nll, static = draw(vectors, static, b, tape)
-        else:
-            noise = tape(vectors["mean"], (train_draws, made.normals))
-            copies = {part: v.expand(train_draws, *v.shape) for part, v in static.items()}
-            nlls, statics = vmap(lambda s, z: draw(vectors, s, b, Tape(z)))(copies, noise)
-            nll = nlls.mean()
-            static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
-        kl = Gaussian(vectors["mean"], F.softplus(vectors["rho"])).kl(prior_of(info))
-        return nll + weight_of(b, info) * kl, (static, nll.detach(), kl.detach())
+            return nll, (static, nll.detach())
+        noise = tape(vectors["mean"], (train_draws, made.normals))
+        copies = {part: v.expand(train_draws, *v.shape) for part, v in static.items()}
+        nlls, statics = vmap(lambda s, z: draw(vectors, s, b, Tape(z)))(copies, noise)
+        static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
+        return nlls.mean(), (static, nlls.detach().mean())
 
     def step(state: State, b: Batch, tape: Tape, info: Info) -> State:
-        gradients, (static, nll, kl) = grad(loss, has_aux=True)(state.vectors, state.static, b, tape, info)
-        moved, vectors = optimiser.update(state.optimiser, state.vectors, gradients, info.options["lr"])
-        return State(vectors, static, moved, state.loss + nll, kl, state.steps + 1)
+        mean, rho = state.vectors["mean"], state.vectors["rho"]
+        scale, slope = softplus_and_slope(rho)
+        vectors = {"mean": mean, "scale": scale, **{part: state.vectors[part] for part in points}}
+        g, (static, nll) = grad(expected_nll, has_aux=True)(vectors, state.static, b, tape)
+        # The KL's gradient by hand: d/dmean = (m - m0) / s0^2, d/dscale = s / s0^2 - 1 / s. No logarithm is needed.
+        q, weight = prior_of(info), weight_of(b, info)
+        precision = q.scale.square().reciprocal()
+        gradients = {part: g[part] for part in points}
+        gradients["mean"] = g["mean"] + weight * precision * (mean - q.mean)
+        gradients["rho"] = (g["scale"] + weight * (scale * precision - scale.reciprocal())) * slope
+        moved, after = optimiser.update(state.optimiser, state.vectors, gradients, info.options["lr"])
+        return State(after, static, moved, state.loss + nll, state.steps + 1)
 
     def finish(state: State, info: Info) -> Upload:
         v = state.vectors
-        parts: Parts = {"model": Gaussian(v["mean"], F.softplus(v["rho"]), model.layouts["model"])}
+        q = Gaussian(v["mean"], softplus_and_slope(v["rho"])[0], model.layouts["model"])
+        parts: Parts = {"model": q}
         parts |= {part: Point(v[part], model.layouts[part]) for part in points}
         parts |= {part: Point(s, model.layouts[part]) for part, s in state.static.items()}
-        return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1), "kl": state.kl})
+        return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1), "kl": q.kl(prior_of(info))})
 
     return Client(start, (Phase(step, epochs, batch),), finish)
 

@@ -3,5 +3,6 @@
 from typing import Any
 
 from fedbayes.engine.loop import Loop
+from fedbayes.engine.stacked import Stacked
 
-ENGINES: dict[str, Any] = {"loop": Loop}
+ENGINES: dict[str, Any] = {"loop": Loop, "stacked": Stacked}

@@ -34,6 +34,7 @@ class Store(NamedTuple):
     server: Tensor | None = None  # the server's own rows
 
 
+LEFT_OUT = "its upload was not finite (did it diverge? try a smaller lr)"
 OwnState = Callable[[int], Own | None]  # what a client kept; None: it was never here before
 
 
@@ -52,13 +53,13 @@ class Loop:
         """Let each client of the order contribute; `after` is called when a client is done."""
         total: Terms | None = None
         uploads, kept, left_out = [], {}, {}
-        metrics: dict[str, list[float]] = {}
+        metrics: dict[str, float] = {}
         for k in order.cohort:
             upload, info = self.client(order, k, own(k))
             terms, finite = self._terms(upload, info)
             after()
             if not bool(finite):
-                left_out[k] = "its upload was not finite (did it diverge? a smaller lr, or clipping, helps)"
+                left_out[k] = LEFT_OUT
                 continue
             if self.program.needs_uploads:
                 uploads.append(Contribution(k, upload.parts, info.n))
@@ -66,9 +67,8 @@ class Loop:
                 total = terms if total is None else add_terms(self.program, [total, terms])
             kept[k] = upload.own
             for name, value in upload.metrics.items():
-                metrics.setdefault(name, []).append(float(value))
-        means = {name: sum(values) / len(values) for name, values in metrics.items()}
-        return Outcome(total, uploads, kept, left_out, means)
+                metrics[name] = metrics.get(name, 0.0) + float(value)
+        return Outcome(total, uploads, kept, left_out, metrics, len(kept))
 
     def _terms(self, upload: Upload, info: Info) -> tuple[Terms, Tensor]:
         if self.program.needs_uploads:  # the weight is not known yet: one stands in, only finiteness is asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -24,13 +25,13 @@ def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (50, 50)) -> nn.Modu
     """Fully connected, ReLU; 784-50-50-10 is FedUAB's for MNIST (42,310 weights)."""
     sizes = [prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for a, b in zip(sizes, sizes[1:]):
+    for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
 
 
 def cnn(shape: Shape, outputs: int, channels: int = 32, hidden: int = 64) -> nn.Module:
-    """Three unpadded 3x3 convolutions with two 2x2 max-pools and a hidden layer: FedUAB's for CIFAR (52,874 weights)."""
+    """Three unpadded 3x3 convolutions with two 2x2 max-pools and a hidden layer: FedUAB's for CIFAR (52,874)."""
     if len(shape) != 3 or min(shape[1:]) < 18:
         raise InputError(f"network cnn needs images [C, H, W] of at least 18 x 18, not {list(shape)}; try mlp")
     height, width = (((n - 2) // 2 - 2) // 2 - 2 for n in shape[1:])
