@@ -44,9 +44,10 @@ def from_arrays(
             f"test_x is {test_inputs.dtype} {list(test_inputs.shape)}, x is {inputs.dtype} {list(inputs.shape)}: "
             "give both the same shape and type"
         )
-    if classes is None:
+    if classes is None and kind == "classes":
         seen = max((int(part.max()) for part in (targets, test_targets) if len(part)), default=-1)
-        classes = max(seen + 1, len(class_names)) if kind == "classes" else targets.shape[1]
+        classes = max(seen + 1, len(class_names))
+    classes = targets.shape[1] if classes is None else classes
     check_arrays(inputs, targets, kind, classes, f"{name}, training part")
     check_arrays(test_inputs, test_targets, kind, classes, f"{name}, test part")
     data = Dataset(
