@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedbayes.model import Model
-from fedbayes.noise import Tape, generator
+from fedbayes.noise import Tape, address, generator
 from fedbayes.posterior import Draws, Gaussian, Point, Posterior
 
 
@@ -57,7 +57,7 @@ def _entropy(probs: Tensor, kind: str) -> Tensor:
     return (own if kind == "classes" else own + torch.special.entr(1 - probs)).sum(-1)
 
 
-def draw_weights(parts: Mapping[str, Posterior], draws: int, *address: int | str) -> dict[str, Tensor]:
+def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dict[str, Tensor]:
     """Weight vectors [Z, P] of each part. Z is the number of members where a part is an ensemble (Draws)."""
     members = [q.values.shape[0] for q in parts.values() if isinstance(q, Draws)]
     if members:
@@ -65,7 +65,7 @@ def draw_weights(parts: Mapping[str, Posterior], draws: int, *address: int | str
     drawn = {}
     for name, q in parts.items():
         if isinstance(q, Gaussian):
-            noise = torch.randn(draws, q.mean.shape[-1], generator=generator(*address, name)).to(q.mean)
+            noise = torch.randn(draws, q.mean.shape[-1], generator=generator(*place, name)).to(q.mean)
             drawn[name] = q.at(noise)
         else:
             drawn[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
@@ -89,7 +89,9 @@ def predictive(
     """
     if all(isinstance(q, Point) for q in parts.values()) and not dropout:
         draws = 1
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        # For what can't be taken over, such as alpha dropout.
+        torch.manual_seed(address(seed, "predict", "torch"))
         drawn = draw_weights({p: parts[p] for p in model.layouts}, draws, seed, "predict")
         count = next(iter(drawn.values())).shape[0]
         pieces = []
@@ -113,7 +115,7 @@ def predictive(
 
 
 def _each_draw(
-    model: Model, drawn: dict[str, Tensor], x: Tensor, count: int, dropout: bool, address: tuple[int | str, ...]
+    model: Model, drawn: dict[str, Tensor], x: Tensor, count: int, dropout: bool, place: tuple[int | str, ...]
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of the target under each draw, [Z, n, C] each."""
 
@@ -126,7 +128,7 @@ def _each_draw(
     if dropout:
         tape = Tape()
         model.output(model.weights({part: v[0] for part, v in drawn.items()}), x, tape)
-        noise = torch.randn(count, tape.used, generator=generator(*address)).to(x.device)
+        noise = torch.randn(count, tape.used, generator=generator(*place)).to(x.device)
     try:
         return vmap(one, in_dims=(0, None if noise is None else 0), randomness="different")(drawn, noise)
     except (RuntimeError, ValueError):  # a network that vmap can't take: one draw at a time
