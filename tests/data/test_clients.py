@@ -147,6 +147,7 @@ ROW = (np.zeros((2, 3), np.float32), np.array([0, 1]))
     [
         ([], {}, "at least one"),
         ([ROW, (np.zeros((0, 3), np.float32), np.array([], np.int64))], {}, "client 1 has no rows: leave it out"),
+        ([([], []), ROW], {}, "client 0 has no rows"),
         ([ROW, (np.array([[0, np.nan, 0]], np.float32), [0])], {}, r"client 1: x is not finite in 1 of 1 rows .*drop"),
         ([ROW, (np.zeros((1, 3), np.float32), [7])], {"classes": 5}, r"client 1: label 7 at row 0 is outside 0\.\.4"),
         ([ROW, (np.zeros((1, 3), np.float32), [-1])], {}, "client 1: label -1"),

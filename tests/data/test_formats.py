@@ -221,6 +221,10 @@ def test_other_damaged_files(home):
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(ValueError, match="truncated or damaged"):
         load("cifar100")
+    (home / "emnist").mkdir()
+    (home / "emnist/gzip.zip").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(ValueError, match=r"gzip\.zip is truncated or damaged"):
+        load("emnist-letters")
     (home / "svhn").mkdir()
     for part in ("train", "test"):
         (home / f"svhn/{part}_32x32.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))

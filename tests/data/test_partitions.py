@@ -267,6 +267,9 @@ def test_partitions_by_label_refuse_real_targets_and_label_sets():
 
 def test_partitions_are_values():
     assert partition.iid(volume=3).options == {"volume": 3, "server": 0}
+    assert partition.iid(volume=3) == partition.iid(volume=3) != partition.iid(volume=4)
+    assert len({partition.dirichlet(0.3), partition.dirichlet(0.3), partition.dirichlet(0.4)}) == 2
     cut = pickle.loads(pickle.dumps(partition.dirichlet(0.3)))
+    assert cut == partition.dirichlet(0.3)
     assert (cut.name, cut.options) == ("dirichlet", {"alpha": 0.3, "least": 1, "server": 0})
     assert str(partition.main_classes(2, 0.2, volume=9)) == "main_classes(main=2, p=0.2, volume=9)"

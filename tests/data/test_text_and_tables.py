@@ -81,6 +81,13 @@ def test_bad_text(home, train, options, says):
         load("thucnews", **options)
 
 
+def test_text_that_is_not_utf8(home):
+    write_titles(home)
+    (home / "thucnews/train.txt.xz").write_bytes(lzma.compress("财经\t0\n".encode("gbk")))
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        load("thucnews")
+
+
 def write_uci(home, folder="yacht", rows=10):
     rng = np.random.default_rng(0)
     table = np.round(rng.normal(5, 3, (rows, 4)), 4)

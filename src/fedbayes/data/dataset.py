@@ -94,7 +94,7 @@ class Dataset:
         return 0 if self.owner is None else int(self.owner.max()) + 1
 
     def __repr__(self) -> str:
-        what = f"{self.classes} {'targets' if self.kind == 'real' else self.kind}"
+        what = f"{self.classes} {'real' if self.kind == 'real' else self.kind}"
         rows = f"{len(self.x)} + {len(self.test_x)} of {list(self.shape)} {str(self.x.dtype).removeprefix('torch.')}"
         return f"Dataset({self.name}: {rows}, {what}{', ' + self.note if self.note else ''})"
 

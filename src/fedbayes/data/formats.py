@@ -3,6 +3,8 @@
 import gzip
 import json
 import lzma
+import tarfile
+import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,31 @@ def unpacked(path: Path) -> bytes:
         return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is truncated or damaged ({error}): delete it and fetch it again") from error
+
+
+def zip_members(path: Path, names: list[str] | None = None) -> list[bytes]:
+    """Members of an archive by name, or all of them, read in place."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [archive.read(name) for name in names or archive.namelist()]
+    except (zipfile.BadZipFile, KeyError, zlib.error, EOFError) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}): delete it and fetch it again") from error
+
+
+def tar_members(path: Path, names: list[str]) -> list[bytes]:
+    """Members of an archive by the last part of their name, read in place."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                leaf = member.name.rsplit("/", 1)[-1]
+                if leaf in names and (file := archive.extractfile(member)):
+                    found[leaf] = file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}): delete it and fetch it again") from error
+    if missing := [name for name in names if name not in found]:
+        raise ValueError(f"{path} has no {missing[0]}: delete it and fetch it again")
+    return [found[name] for name in names]
 
 
 def idx(raw: bytes, where: str) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 import gzip
 import string
-import tarfile
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,7 +88,7 @@ def cifar10() -> Dataset:
             parts = [formats.cifar(path.read_bytes(), 1, str(path)) for path in paths]
         else:
             members = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
-            parts = [formats.cifar(raw, 1, str(paths[0])) for raw in _tar_members(paths[0], members)]
+            parts = [formats.cifar(raw, 1, str(paths[0])) for raw in formats.tar_members(paths[0], members)]
         return formats.joined(parts[:-1], parts[-1:])
 
     return _dataset("cifar10", decoded("cifar10", paths, make), _CIFAR10, _CIFAR10_PREPARE)
@@ -107,7 +105,7 @@ def cifar100() -> Dataset:
         elif len(paths) > 1:
             parts = [formats.cifar(path.read_bytes(), 2, str(path)) for path in paths]
         else:
-            members = _tar_members(paths[0], ["train.bin", "test.bin"])
+            members = formats.tar_members(paths[0], ["train.bin", "test.bin"])
             parts = [formats.cifar(raw, 2, str(paths[0])) for raw in members]
         return formats.joined(parts[:1], parts[1:])
 
@@ -178,30 +176,13 @@ def _emnist_bytes(found: Found, part: str) -> list[bytes]:
     if len(paths) > 1:
         return [formats.unpacked(path) for path in paths]
     members = [f"gzip/{file.split('/')[1]}" for file in FILES[f"emnist-{part}"].full[0]]
-    with zipfile.ZipFile(paths[0]) as archive:
-        return [gzip.decompress(archive.read(member)) for member in members]
+    return [gzip.decompress(raw) for raw in formats.zip_members(paths[0], members)]
 
 
 def _train_and_test(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Arrays:
     """One pair alone is the test part."""
     x, y = pairs[-1]
     return formats.joined(pairs[:-1] or [(x[:0], y[:0])], pairs[-1:])
-
-
-def _tar_members(path: Path, names: list[str]) -> list[bytes]:
-    """Members by their last name, read in place: nothing is extracted."""
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                leaf = member.name.rsplit("/", 1)[-1]
-                if leaf in names and (file := archive.extractfile(member)):
-                    found[leaf] = file.read()
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}): delete it and fetch it again") from error
-    if missing := [name for name in names if name not in found]:
-        raise ValueError(f"{path} has no {missing[0]}: delete it and fetch it again")
-    return [found[name] for name in names]
 
 
 def _leaf_arrays(files: dict[str, list[Path]]) -> Arrays:

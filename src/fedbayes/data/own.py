@@ -99,13 +99,14 @@ def from_clients(
     if not clients:
         raise ValueError("from_clients needs at least one (x, y)")
     pairs = [(_inputs(x), _tensor(y)) for x, y in clients]
+    for k, (x, y) in enumerate(pairs):
+        if len(x) == 0 or len(y) == 0:
+            raise ValueError(f"client {k} has no rows: leave it out, or give it at least one")
     kind = kind or _kind_of(pairs[0][1])
     pairs = [(x, _targets(y, kind)) for x, y in pairs]
     if classes is None:
-        classes = max(int(y.max()) + 1 for _, y in pairs if len(y)) if kind == "classes" else pairs[0][1].shape[1]
+        classes = max(int(y.max()) + 1 for _, y in pairs) if kind == "classes" else pairs[0][1].shape[1]
     for k, (x, y) in enumerate(pairs):
-        if len(x) == 0:
-            raise ValueError(f"client {k} has no rows: leave it out, or give it at least one")
         if x.shape[1:] != pairs[0][0].shape[1:] or x.dtype != pairs[0][0].dtype:
             raise ValueError(
                 f"client {k}: x is {x.dtype} {list(x.shape[1:])} a row, client 0's is another: make them equal"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,14 @@ class Partition:
     """
 
     name: str
-    deal: partial[deal.Dealt]
+    deal: Callable[..., deal.Dealt]
+    settings: tuple[tuple[str, Any], ...] = ()
     by: str = "label"
     server: float = 0
 
     @property
     def options(self) -> dict[str, Any]:
-        return {**self.deal.keywords, "server": self.server}
+        return {**dict(self.settings), "server": self.server}
 
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Shares:
         labels = np.asarray(labels)
@@ -50,7 +50,7 @@ class Partition:
             )
         order = rng.permutation(len(labels)) if kept else np.arange(len(labels))
         server, rest = np.sort(order[:kept]), np.sort(order[kept:])
-        flat, sizes = self.deal(labels[rest], clients, rng)
+        flat, sizes = self.deal(labels[rest], clients, rng, **dict(self.settings))
         if sizes.min() < 1:
             empty = np.flatnonzero(sizes < 1)
             raise ValueError(
@@ -67,13 +67,13 @@ class Partition:
 def iid(*, volume: int | None = None, server: float = 0) -> Partition:
     """Equal random shares (sizes differ by at most one), or `volume` rows each. Covers all rows without volume."""
     _check(volume=volume, server=server)
-    return Partition("iid", partial(deal.iid, volume=volume), by="row", server=server)
+    return Partition("iid", deal.iid, (("volume", volume),), by="row", server=server)
 
 
 def natural(*, owners_each: int = 1, server: float = 0) -> Partition:
     """A client holds the rows of `owners_each` writers, devices or files, as they came."""
     _check(owners_each=owners_each, server=server)
-    return Partition("natural", partial(deal.natural, owners_each=owners_each), by="owner", server=server)
+    return Partition("natural", deal.natural, (("owners_each", owners_each),), by="owner", server=server)
 
 
 def dirichlet(alpha: float, *, least: int = 1, server: float = 0) -> Partition:
@@ -82,7 +82,15 @@ def dirichlet(alpha: float, *, least: int = 1, server: float = 0) -> Partition:
     A client left with fewer than `least` rows is topped up, row by row, from the largest.
     """
     _check(alpha=alpha, least=least, server=server)
-    return Partition("dirichlet", partial(deal.dirichlet, alpha=alpha, least=least), server=server)
+    return Partition(
+        "dirichlet",
+        deal.dirichlet,
+        (
+            ("alpha", alpha),
+            ("least", least),
+        ),
+        server=server,
+    )
 
 
 def dirichlet_equal(alpha: float, *, volume: int | None = None, server: float = 0) -> Partition:
@@ -91,7 +99,15 @@ def dirichlet_equal(alpha: float, *, volume: int | None = None, server: float = 
     Where a class has run out the client takes more of its other classes.
     """
     _check(alpha=alpha, volume=volume, server=server)
-    return Partition("dirichlet_equal", partial(deal.dirichlet_equal, alpha=alpha, volume=volume), server=server)
+    return Partition(
+        "dirichlet_equal",
+        deal.dirichlet_equal,
+        (
+            ("alpha", alpha),
+            ("volume", volume),
+        ),
+        server=server,
+    )
 
 
 def dirichlet_own(low: float = 0.0, high: float = 0.5, *, volume: int | None = None, server: float = 0) -> Partition:
@@ -102,7 +118,16 @@ def dirichlet_own(low: float = 0.0, high: float = 0.5, *, volume: int | None = N
     if not 0 <= low < high:
         raise ValueError(f"dirichlet_own needs 0 <= low < high, not low={low}, high={high}")
     _check(volume=volume, server=server)
-    return Partition("dirichlet_own", partial(deal.dirichlet_own, low=low, high=high, volume=volume), server=server)
+    return Partition(
+        "dirichlet_own",
+        deal.dirichlet_own,
+        (
+            ("low", low),
+            ("high", high),
+            ("volume", volume),
+        ),
+        server=server,
+    )
 
 
 def labels_per_client(k: int = 2, *, volume: int | None = None, server: float = 0) -> Partition:
@@ -114,7 +139,15 @@ def labels_per_client(k: int = 2, *, volume: int | None = None, server: float = 
     _check(k=k, volume=volume, server=server)
     if volume is not None and volume < k:
         raise ValueError(f"volume {volume} cannot hold {k} labels: raise volume")
-    return Partition("labels_per_client", partial(deal.labels_per_client, k=k, volume=volume), server=server)
+    return Partition(
+        "labels_per_client",
+        deal.labels_per_client,
+        (
+            ("k", k),
+            ("volume", volume),
+        ),
+        server=server,
+    )
 
 
 def shards(per_client: int = 2, *, volume: int | None = None, server: float = 0) -> Partition:
@@ -123,7 +156,15 @@ def shards(per_client: int = 2, *, volume: int | None = None, server: float = 0)
     McMahan et al. (2017), Li et al. (2022). Shards at a class boundary hold two classes when sizes don't divide.
     """
     _check(per_client=per_client, volume=volume, server=server)
-    return Partition("shards", partial(deal.shards, per_client=per_client, volume=volume), server=server)
+    return Partition(
+        "shards",
+        deal.shards,
+        (
+            ("per_client", per_client),
+            ("volume", volume),
+        ),
+        server=server,
+    )
 
 
 def main_classes(main: int = 2, p: float = 0.2, *, volume: int | None = None, server: float = 0) -> Partition:
@@ -134,7 +175,16 @@ def main_classes(main: int = 2, p: float = 0.2, *, volume: int | None = None, se
     _check(main=main, volume=volume, server=server)
     if not 0 <= p <= 1:
         raise ValueError(f"p is a share in [0, 1], not {p}")
-    return Partition("main_classes", partial(deal.main_classes, main=main, p=p, volume=volume), server=server)
+    return Partition(
+        "main_classes",
+        deal.main_classes,
+        (
+            ("main", main),
+            ("p", p),
+            ("volume", volume),
+        ),
+        server=server,
+    )
 
 
 def _check(*, server: float, alpha: float = 1.0, **whole: int | None) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fedbayes.data.catalogue import listing
 from fedbayes.data.dataset import Clients
 
 
@@ -65,4 +66,14 @@ def label_table(clients: Clients, *, first: int = 20) -> Table:
     total = [str(n) for n in counts.sum(0).tolist()]
     table.add_section()
     table.add_row("all", *total, str(int(clients.sizes.sum())), "")
+    return table
+
+
+def listing_table() -> Table:
+    """The catalogue: name, sizes, classes, where a set would come from and whether it is there."""
+    table = Table("name", "train", "test", "classes", "what", "from", "here", title="data sets")
+    for row in listing():
+        sizes = [f"{n:,}".replace(",", " ") if n else "-" for n in (row.train, row.test)]
+        classes = "real" if row.kind == "real" else str(row.classes)
+        table.add_row(row.name, *sizes, classes, row.about, row.source, "yes" if row.present else "no")
     return table

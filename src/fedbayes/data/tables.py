@@ -1,11 +1,11 @@
 """Regression tables: the UCI sets with their standard splits."""
 
 import io
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
+from fedbayes.data import formats
 from fedbayes.data.cache import Arrays, decoded
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.fetch import find
@@ -38,11 +38,8 @@ def year(*, standardise: bool = True) -> Dataset:
     path = next(iter(find(FILES["year"]).paths.values()))
 
     def make() -> Arrays:
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                text = io.TextIOWrapper(archive.open(archive.namelist()[0]))
-                return {"table": np.loadtxt(text, np.float32, delimiter=",", ndmin=2)}
-        return {"table": np.loadtxt(path, np.float32, delimiter=",", ndmin=2)}
+        raw = formats.zip_members(path)[0] if path.suffix == ".zip" else path.read_bytes()
+        return {"table": np.loadtxt(io.BytesIO(raw), np.float32, delimiter=",", ndmin=2)}
 
     table = decoded("year", [path], make)["table"]
     x, y, cut = table[:, 1:], table[:, :1], min(_YEAR_TRAIN, len(table))

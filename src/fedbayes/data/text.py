@@ -83,7 +83,11 @@ def _lines(path: Path, names: tuple[str, ...], *, label_first: bool) -> tuple[li
     """Lines `label<TAB>text` with the label's name, or `text<TAB>label` with its number."""
     number = {name: i for i, name in enumerate(names)} if label_first else {str(i): i for i in range(len(names))}
     texts, labels = [], []
-    for i, line in enumerate(unpacked(path).decode().split("\n"), 1):
+    try:
+        lines = unpacked(path).decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error}): convert it, or fetch it again") from error
+    for i, line in enumerate(lines, 1):
         if not line.strip():
             continue
         label, tab, text = line.partition("\t") if label_first else reversed(line.rpartition("\t"))
