@@ -60,20 +60,21 @@ class Partition:
         return Shares(Ragged.of_sizes(rest[flat], sizes), torch.from_numpy(server))
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{key}={value}" for key, value in self.options.items() if value not in (None, 0))
-        return f"{self.name}({shown})"
+        options = {**dict(self.settings), "server": self.server or None}
+        return f"{self.name}({', '.join(f'{key}={value}' for key, value in options.items() if value is not None)})"
+
+
+_WHOLE = ("volume", "owners_each", "least", "k", "per_client", "main")
 
 
 def iid(*, volume: int | None = None, server: float = 0) -> Partition:
     """Equal random shares (sizes differ by at most one), or `volume` rows each. Covers all rows without volume."""
-    _check(volume=volume, server=server)
-    return Partition("iid", deal.iid, (("volume", volume),), by="row", server=server)
+    return _partition(deal.iid, by="row", server=server, volume=volume)
 
 
 def natural(*, owners_each: int = 1, server: float = 0) -> Partition:
     """A client holds the rows of `owners_each` writers, devices or files, as they came."""
-    _check(owners_each=owners_each, server=server)
-    return Partition("natural", deal.natural, (("owners_each", owners_each),), by="owner", server=server)
+    return _partition(deal.natural, by="owner", server=server, owners_each=owners_each)
 
 
 def dirichlet(alpha: float, *, least: int = 1, server: float = 0) -> Partition:
@@ -81,16 +82,7 @@ def dirichlet(alpha: float, *, least: int = 1, server: float = 0) -> Partition:
 
     A client left with fewer than `least` rows is topped up, row by row, from the largest.
     """
-    _check(alpha=alpha, least=least, server=server)
-    return Partition(
-        "dirichlet",
-        deal.dirichlet,
-        (
-            ("alpha", alpha),
-            ("least", least),
-        ),
-        server=server,
-    )
+    return _partition(deal.dirichlet, server=server, alpha=alpha, least=least)
 
 
 def dirichlet_equal(alpha: float, *, volume: int | None = None, server: float = 0) -> Partition:
@@ -98,16 +90,7 @@ def dirichlet_equal(alpha: float, *, volume: int | None = None, server: float = 
 
     Where a class has run out the client takes more of its other classes.
     """
-    _check(alpha=alpha, volume=volume, server=server)
-    return Partition(
-        "dirichlet_equal",
-        deal.dirichlet_equal,
-        (
-            ("alpha", alpha),
-            ("volume", volume),
-        ),
-        server=server,
-    )
+    return _partition(deal.dirichlet_equal, server=server, alpha=alpha, volume=volume)
 
 
 def dirichlet_own(low: float = 0.0, high: float = 0.5, *, volume: int | None = None, server: float = 0) -> Partition:
@@ -117,17 +100,7 @@ def dirichlet_own(low: float = 0.0, high: float = 0.5, *, volume: int | None = N
     """
     if not 0 <= low < high:
         raise ValueError(f"dirichlet_own needs 0 <= low < high, not low={low}, high={high}")
-    _check(volume=volume, server=server)
-    return Partition(
-        "dirichlet_own",
-        deal.dirichlet_own,
-        (
-            ("low", low),
-            ("high", high),
-            ("volume", volume),
-        ),
-        server=server,
-    )
+    return _partition(deal.dirichlet_own, server=server, low=low, high=high, volume=volume)
 
 
 def labels_per_client(k: int = 2, *, volume: int | None = None, server: float = 0) -> Partition:
@@ -136,18 +109,9 @@ def labels_per_client(k: int = 2, *, volume: int | None = None, server: float = 
     With `volume` that many rows each; without, all rows of a class are cut evenly among its holders
     (as many as its size asks for), so that all rows are dealt when clients * k >= classes and volumes are near equal.
     """
-    _check(k=k, volume=volume, server=server)
     if volume is not None and volume < k:
         raise ValueError(f"volume {volume} cannot hold {k} labels: raise volume")
-    return Partition(
-        "labels_per_client",
-        deal.labels_per_client,
-        (
-            ("k", k),
-            ("volume", volume),
-        ),
-        server=server,
-    )
+    return _partition(deal.labels_per_client, server=server, k=k, volume=volume)
 
 
 def shards(per_client: int = 2, *, volume: int | None = None, server: float = 0) -> Partition:
@@ -155,16 +119,7 @@ def shards(per_client: int = 2, *, volume: int | None = None, server: float = 0)
 
     McMahan et al. (2017), Li et al. (2022). Shards at a class boundary hold two classes when sizes don't divide.
     """
-    _check(per_client=per_client, volume=volume, server=server)
-    return Partition(
-        "shards",
-        deal.shards,
-        (
-            ("per_client", per_client),
-            ("volume", volume),
-        ),
-        server=server,
-    )
+    return _partition(deal.shards, server=server, per_client=per_client, volume=volume)
 
 
 def main_classes(main: int = 2, p: float = 0.2, *, volume: int | None = None, server: float = 0) -> Partition:
@@ -172,29 +127,20 @@ def main_classes(main: int = 2, p: float = 0.2, *, volume: int | None = None, se
 
     Equal volumes; without `volume` the largest that the classes allow.
     """
-    _check(main=main, volume=volume, server=server)
     if not 0 <= p <= 1:
         raise ValueError(f"p is a share in [0, 1], not {p}")
-    return Partition(
-        "main_classes",
-        deal.main_classes,
-        (
-            ("main", main),
-            ("p", p),
-            ("volume", volume),
-        ),
-        server=server,
-    )
+    return _partition(deal.main_classes, server=server, main=main, p=p, volume=volume)
 
 
-def _check(*, server: float, alpha: float = 1.0, **whole: int | None) -> None:
-    if not alpha > 0:
-        raise ValueError(f"alpha must be positive, not {alpha}")
+def _partition(way: Callable[..., deal.Dealt], *, server: float, by: str = "label", **settings: Any) -> Partition:
     if server < 0 or (server > 1 and server != int(server)):
         raise ValueError(f"server is a share below 1 or a number of rows, not {server}")
-    for key, value in whole.items():
-        if value is not None and (value != int(value) or value < 1):
+    for key, value in settings.items():
+        if key == "alpha" and not value > 0:
+            raise ValueError(f"alpha must be positive, not {value}")
+        if key in _WHOLE and value is not None and (value != int(value) or value < 1):
             raise ValueError(f"{key} must be a whole number of at least 1, not {value}")
+    return Partition(way.__name__, way, tuple(settings.items()), by, server)
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {
@@ -234,7 +180,8 @@ RECIPES: dict[str, Recipe] = {
     "aggregation-equal-0.5": Recipe(10, dirichlet_equal(0.5)),  # The text says equal volumes: the other reading.
     "aggregation-equal-5": Recipe(10, dirichlet_equal(5.0)),
     "aggregation-iid-pretrained": Recipe(10, iid(server=0.1)),
-    "aggregation-2class-pretrained": Recipe(10, shards(2, server=0.1)),
+    # What the server takes leaves unequal classes, which shards would straddle.
+    "aggregation-2class-pretrained": Recipe(10, labels_per_client(2, server=0.1)),
     "aggregation-dirichlet-0.5-pretrained": Recipe(10, dirichlet(0.5, server=0.1)),
     "aggregation-dirichlet-5-pretrained": Recipe(10, dirichlet(5.0, server=0.1)),
     "fedag": Recipe(10, iid()),
