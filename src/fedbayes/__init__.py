@@ -1,13 +1,19 @@
 """Bayesian federated learning: any PyTorch network, trained across clients that keep their data, gives a posterior."""
 
-from fedbayes import data, methods, scores
-from fedbayes.data import partition
-from fedbayes.layout import Layout
-from fedbayes.posterior import Draws, Gaussian, Point
-from fedbayes.server import rules
-from fedbayes.server.rules import pool
-from fedbayes.training import Run, fit
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from fedbayes import data, methods, scores
+    from fedbayes.data import partition
+    from fedbayes.layout import Layout
+    from fedbayes.posterior import Draws, Gaussian, Point
+    from fedbayes.server import rules
+    from fedbayes.server.rules import pool
+    from fedbayes.study.run import load
+    from fedbayes.training import Run, fit
+
+__version__ = "0.1.0"
 __all__ = [
     "Draws",
     "Gaussian",
@@ -16,9 +22,44 @@ __all__ = [
     "Run",
     "data",
     "fit",
+    "load",
     "methods",
     "partition",
     "pool",
     "rules",
     "scores",
 ]
+
+# Names are fetched when they are first used: the command line's help and reports must not wait for torch.
+_HOMES = {
+    "Draws": "fedbayes.posterior",
+    "Gaussian": "fedbayes.posterior",
+    "Layout": "fedbayes.layout",
+    "Point": "fedbayes.posterior",
+    "Run": "fedbayes.training",
+    "fit": "fedbayes.training",
+    "load": "fedbayes.study.run",
+    "pool": "fedbayes.server.rules",
+}
+_MODULES = {
+    "data": "fedbayes.data",
+    "methods": "fedbayes.methods",
+    "partition": "fedbayes.data.partition",
+    "rules": "fedbayes.server.rules",
+    "scores": "fedbayes.scores",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        found: Any = import_module(_MODULES[name])
+    elif name in _HOMES:
+        found = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'fedbayes' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
