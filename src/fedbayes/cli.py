@@ -1,0 +1,230 @@
+"""The command line: run, resume, report, predict, and lists of what there is. Prints, never computes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+import fedbayes
+from fedbayes.errors import InputError
+
+# Modules that load torch are imported inside the commands that need it: help and errors answer at once.
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Bayesian federated learning: train any PyTorch network across clients, and get a posterior back.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at data sets and how they are spread.")
+app.add_typer(data_app, name="data")
+out = Console(highlight=False)
+
+Folder = Annotated[Path, typer.Argument(help="A folder that `fedbayes run` wrote.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value over the experiment: rounds=50, options.fedavg.lr=0.1, or an option's name."),
+]
+
+
+def main() -> None:
+    """Run the command line: input errors are one line and exit code 2, Ctrl-C is 130."""
+    # Waiting threads that spin collapse beside any other busy process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    debug = "--debug" in sys.argv
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    try:
+        app(args=arguments, prog_name="fedbayes")
+    except InputError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of a pipe has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(fedbayes.__version__)
+        raise typer.Exit
+
+
+@app.callback(epilog="--debug anywhere shows the traceback of an error.")
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="An experiment's name (quickstart) or a TOML file.")],
+    output: Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME by default.")] = None,
+    settings: Settings = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    engine: Annotated[str | None, typer.Option(help="How a round is carried out.")] = None,
+) -> None:
+    """Train an experiment into a folder, and write its report."""
+    from fedbayes.study.experiment import with_settings
+    from fedbayes.study.experiments import find
+
+    experiment = find(name)
+    given = [*(settings or [])]
+    given += [f'{key}="{value}"' for key, value in (("device", device), ("engine", engine)) if value]
+    if given:
+        from fedbayes.study.build import options_of_method
+
+        experiment = with_settings(experiment, given, options_of_method)
+    folder = output or Path("runs") / Path(name).stem
+    from fedbayes.study.run import run as train
+
+    _train(lambda watch: train(experiment, folder, watch), folder)
+
+
+@app.command()
+def resume(folder: Folder) -> None:
+    """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
+    from fedbayes.study.run import resume as go_on
+
+    _train(lambda watch: go_on(folder, watch), folder)
+
+
+def _train(work: Any, folder: Path) -> None:
+    from fedbayes.study.folders import arrays_in, runs_in
+    from fedbayes.study.report import write
+    from fedbayes.study.run import Watch
+    from fedbayes.study.terminal import Bar, closing_table, samples_text
+
+    try:
+        with Bar(out) as bar:
+            work(Watch(bar.begun, bar.client, bar.round, bar.ended))
+    except KeyboardInterrupt:
+        out.print(f"\nstopped; nothing is lost: `fedbayes resume {folder}` goes on from the last checkpoint")
+        raise SystemExit(130) from None
+    shown = arrays_in(folder / "samples.npz")
+    for block in samples_text(shown) if shown else []:
+        out.print(f"\n{escape(block)}")
+    out.print(closing_table(runs_in(folder)))
+    out.print(f"report: {write([folder], folder / 'report.html')}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, one or more.")],
+    output: Annotated[Path | None, typer.Option(help="The page to write; report.html in the first folder.")] = None,
+) -> None:
+    """Write one self-contained page from run folders."""
+    from fedbayes.study.report import write
+
+    print(write(runs, output or runs[0] / "report.html"))
+
+
+@app.command()
+def predict(
+    folder: Folder,
+    input: Annotated[Path, typer.Option(help="Inputs as .npy, [N, ...] as the training inputs were stored.")],
+    output: Annotated[Path | None, typer.Option(help="Write all arrays as .npz.")] = None,
+    draws: Annotated[int | None, typer.Option(help="Draws of the weights; the method's own number by default.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+) -> None:
+    """Probabilities with their aleatoric and epistemic parts for new data."""
+    from fedbayes.study.predict import predict_file, prediction_table
+
+    arrays = predict_file(folder, input, output, draws=draws, device=device)
+    out.print(prediction_table(arrays))
+    if output:
+        print(output)
+
+
+def _list(rows: Iterable[tuple[str, str]]) -> None:
+    rows = list(rows)
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, about in rows:
+        print(f"{name:<{width}}  {about}")
+
+
+def _docs(table: Mapping[str, Any]) -> None:
+    _list((name, (made.__doc__ or "").strip().splitlines()[0]) for name, made in table.items())
+
+
+@app.command()
+def experiments() -> None:
+    """Experiments that come with the library."""
+    from fedbayes.study.experiments import EXPERIMENTS
+
+    _list((name, f"{x.data}, {x.clients} clients, {' and '.join(x.all_methods)}") for name, x in EXPERIMENTS.items())
+
+
+@app.command()
+def methods() -> None:
+    """Methods, by their papers' names."""
+    from fedbayes.methods import METHODS
+
+    _docs(METHODS)
+
+
+@app.command()
+def rules() -> None:
+    """Aggregation rules."""
+    from fedbayes.server.rules import RULES
+
+    _list((name, rule.about) for name, rule in RULES.items())
+
+
+@app.command()
+def weightings() -> None:
+    """Ways to weigh clients."""
+    from fedbayes.server.weighting import WEIGHTINGS
+
+    _list((name, weighting.about) for name, weighting in WEIGHTINGS.items())
+
+
+@app.command()
+def networks() -> None:
+    """Networks, by name."""
+    from fedbayes.networks.papers import NETWORKS
+
+    _docs(NETWORKS)
+
+
+@app.command()
+def partitions() -> None:
+    """Ways to spread data over clients."""
+    from fedbayes.data.partition import PARTITIONS
+
+    _docs(PARTITIONS)
+
+
+@app.command()
+def datasets() -> None:
+    """Data sets, what they hold, and where each would come from."""
+    from fedbayes.data.catalogue import listing
+
+    _list((row.name, f"{row.about}; {row.train} + {row.test} rows; {row.source}") for row in listing())
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="A data set's name, or package.module:object.")],
+    partition: Annotated[str, typer.Option(help="How it is spread.")] = "iid",
+    clients: Annotated[int, typer.Option(help="Over how many clients.")] = 20,
+    seed: Annotated[int, typer.Option(help="The split's seed.")] = 0,
+    settings: Settings = None,
+) -> None:
+    """A data set and its spread over clients: rows and labels of each."""
+    from fedbayes.study.experiment import Experiment, with_settings
+    from fedbayes.study.look import spread_text
+
+    experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed)
+    print(spread_text(with_settings(experiment, settings or [], lambda method: ())))

@@ -1,0 +1,1 @@
+"""Experiments in files: the record, the run folder, the report."""

@@ -1,0 +1,177 @@
+"""From an experiment's names to a task that can train: the data, the network, the method, the likelihood."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedbayes.data import Clients, Dataset, from_clients
+from fedbayes.data import load as load_data
+from fedbayes.data.partition import PARTITIONS
+from fedbayes.errors import InputError, unknown
+from fedbayes.methods import METHODS, Method, method_named, option_names
+from fedbayes.model import LIKELIHOODS, Likelihood
+from fedbayes.networks.papers import network_named
+from fedbayes.noise import address
+from fedbayes.study.experiment import Experiment
+from fedbayes.training import Task, prepare
+
+
+def build(experiment: Experiment, *, network: nn.Module | None = None, clients: Clients | None = None) -> Task:
+    """Check the experiment against the tables and bind it; `network` and `clients` stand in for those it names."""
+    x = experiment
+    with naming("options"):
+        method = method_of(x)
+    if clients is None:
+        clients = clients_of(x)
+    if network is None:
+        network = network_of(x, clients.data)
+    likelihood = likelihood_of(x, clients.data)
+    with naming("experiment"):
+        return prepare(
+            network,
+            clients,
+            method=method,
+            rounds=x.rounds,
+            cohort=x.cohort,
+            seed=x.seed,
+            device=x.device,
+            engine=x.engine,
+            likelihood=likelihood,
+            frozen=x.frozen,
+            dropout=x.dropout,
+            validation=x.validation,
+            patience=x.patience,
+            evaluate_every=x.evaluate_every,
+        )
+
+
+def method_of(x: Experiment) -> Method:
+    """The experiment's method, of the table or the user's own, with its options."""
+    for key, v in x.options.items():
+        if isinstance(v, Mapping) and key not in METHODS and ":" not in key:
+            raise unknown("method with a table in options", key, METHODS)
+    options = x.options_of(x.method)
+    if ":" not in x.method:
+        return method_named(x.method, options)
+    made = imported(x.method, "method")
+    if isinstance(made, Method):
+        if options:
+            raise InputError(f"options: {x.method} is a finished method and takes none; name a function that makes it")
+        return made
+    method = made(**options)
+    if not isinstance(method, Method):
+        raise InputError(f"method {x.method} gave a {type(method).__name__}; it must give a fedbayes.methods.Method")
+    return method
+
+
+def options_of_method(method: str) -> list[str]:
+    """The names of the options that a method takes; none for an unknown method."""
+    if ":" in method:
+        made = imported(method, "method")
+        return [] if isinstance(made, Method) else list(inspect.signature(made).parameters)
+    return option_names(METHODS[method]) if method in METHODS else []
+
+
+def clients_of(x: Experiment) -> Clients:
+    """The experiment's data, spread over its clients."""
+    with naming("data"):
+        data = imported(x.data, "data") if ":" in x.data else load_data(x.data, **x.data_options)
+        if callable(data):
+            data = data(**x.data_options)
+    if isinstance(data, list):
+        data = from_clients(data)
+    if isinstance(data, Clients):
+        return data
+    if not isinstance(data, Dataset):
+        raise InputError(f"data {x.data} gave a {type(data).__name__}; it must give a Dataset or Clients")
+    if x.partition not in PARTITIONS:
+        raise unknown("partition", x.partition, PARTITIONS)
+    with naming("partition"):
+        partition = _call(PARTITIONS[x.partition], x.partition_options, f"partition {x.partition}")
+        return data.split(partition, clients=x.clients, seed=x.seed, test_per_client=x.test_per_client)
+
+
+def network_of(x: Experiment, data: Dataset) -> nn.Module:
+    """The experiment's network with weights that depend on the seed alone.
+
+    The user's own object is a module, or is called with the shape of an input and the number of outputs, or with
+    nothing where it takes no such arguments.
+    """
+    with naming("network"):
+        if ":" not in x.network:
+            return network_named(x.network, data.shape, data.classes, seed=x.seed, **x.network_options)
+        made = imported(x.network, "network")
+        if isinstance(made, nn.Module):
+            return made
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(address(x.seed, "network", x.network))
+            needed = [p for p in _parameters(made) if p.default is p.empty and p.name not in x.network_options]
+            network = made(*(data.shape, data.classes)[: len(needed)], **x.network_options)
+    if not isinstance(network, nn.Module):
+        raise InputError(f"network {x.network} gave a {type(network).__name__}; it must give a torch.nn.Module")
+    return network
+
+
+def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:
+    """The named likelihood, or the one that the data's targets ask for."""
+    name = x.likelihood or data.kind
+    with naming("likelihood"):
+        if ":" in name:
+            made = imported(name, "likelihood")
+            return made if isinstance(made, Likelihood) else made(**x.likelihood_options)
+        if name not in LIKELIHOODS:
+            raise unknown("likelihood", name, LIKELIHOODS)
+        return _call(LIKELIHOODS[name], x.likelihood_options, f"likelihood {name}")
+
+
+def imported(path: str, what: str) -> Any:
+    """The user's object named `package.module:object`; the folder in which the command runs is searched too."""
+    module, _, name = path.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+        for step in name.split("."):
+            found = getattr(found, step)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"{what} {path!r} can't be imported ({error}); write package.module:object, "
+            "and run where the module can be found"
+        ) from error
+    return found
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Turn the errors of values that don't fit into one line that names the place."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise InputError(f"{what}: {' '.join(str(error).split())}") from error
+
+
+def _call(make: Callable[..., Any], options: Mapping[str, Any], what: str) -> Any:
+    known = [p.name for p in _parameters(make)]
+    for name in options:
+        if name not in known:
+            raise unknown(f"option of {what}", name, known) if known else InputError(f"{what} takes no options")
+    missing = [p.name for p in _parameters(make) if p.default is p.empty and p.name not in options]
+    if missing:
+        raise InputError(f"{what} needs {missing[0]!r}; set it in the options, such as {missing[0]} = 0.5")
+    return make(**options)
+
+
+def _parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(make).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]

@@ -1,0 +1,106 @@
+"""Checkpoints of a run: one file a checkpointed round, the last two kept, each whole or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedbayes.errors import InputError
+from fedbayes.federation import FederationState
+from fedbayes.posterior import Parts
+from fedbayes.study import sealed
+from fedbayes.study.experiment import Experiment, from_toml, table_of, to_toml
+from fedbayes.study.own import index_of
+from fedbayes.training import Best, Progress, Task
+
+KEPT = 2
+ROW = "run"
+# What may differ between a checkpoint and the run that goes on from it: where and how long, not what.
+FREE = ("device", "engine", "rounds", "checkpoint_every")
+
+
+class Checkpoint(NamedTuple):
+    """The progress after a round, and where each client's own state lies."""
+
+    progress: Progress
+    own: dict[int, int]
+
+
+def paths(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted((folder / "checkpoints").glob("round-*.safetensors"))
+
+
+def write(folder: Path, experiment: Experiment, progress: Progress, own: Mapping[str, Any]) -> None:
+    """Commit a round; after this call a crash costs nothing before it."""
+    best = progress.best
+    sealed.write(
+        folder / "checkpoints" / f"round-{progress.state.round:06d}.safetensors",
+        {
+            ROW: {
+                "config": to_toml(experiment),
+                "round": progress.state.round,
+                "broadcast": progress.state.broadcast,
+                "optimiser": progress.state.optimiser,
+                "best": None if best is None else best._asdict(),
+                "stopped": progress.stopped,
+                "own": own,
+            }
+        },
+    )
+    for path in paths(folder)[:-KEPT]:
+        path.unlink()
+
+
+def read(path: Path, experiment: Experiment, task: Task) -> Checkpoint:
+    """A checkpoint for this experiment and network; an InputError names the file and the mend."""
+    try:
+        row = sealed.read(path, ROW, task.device)
+    except InputError:
+        raise
+    except (ValueError, OSError) as error:
+        raise InputError(
+            f"checkpoint {path} can't be used: {error}; put it back from a copy, "
+            "or delete it to go on from the one before"
+        ) from error
+    _check_config(path, experiment, from_toml(row["config"], str(path)))
+    best = None if row["best"] is None else Best(**row["best"])
+    for parts in (row["broadcast"], *([] if best is None else [best.broadcast])):
+        _check_layouts(path, parts, task.program.initial)
+    state = FederationState(row["round"], row["broadcast"], row["optimiser"])
+    return Checkpoint(Progress(state, best, row["stopped"]), index_of(row["own"]))
+
+
+def own_index(path: Path) -> dict[int, int]:
+    """Where a checkpoint says that each client's own state lies; empty where it can't be read."""
+    try:
+        return index_of(sealed.read(path, ROW, torch.device("cpu"))["own"])
+    except (ValueError, OSError):
+        return {}
+
+
+def _check_config(path: Path, now: Experiment, then: Experiment) -> None:
+    a, b = table_of(now), table_of(then)
+    changed = sorted(k for k in {*a, *b} - {*FREE} if a.get(k) != b.get(k))
+    if changed:
+        raise InputError(
+            f"checkpoint {path} belongs to another experiment ({', '.join(changed)} differ from config.toml); "
+            "restore config.toml, or run into another folder"
+        )
+
+
+def _check_layouts(path: Path, parts: Parts, ours: Parts) -> None:
+    for part in {*parts, *ours}:
+        if part not in parts or part not in ours:
+            raise InputError(f"checkpoint {path}: part {part!r} is on one side only; was it of another network?")
+        then, now = parts[part], ours[part]
+        same = type(then) is type(now) and then.mean.shape == now.mean.shape
+        if not same or (then.layout and now.layout and then.layout.fingerprint != now.layout.fingerprint):
+            raise InputError(
+                f"checkpoint {path} is of another network: its part {part!r} has {then.mean.shape[-1]} weights "
+                f"as {type(then).__name__}, the network here {now.mean.shape[-1]} as {type(now).__name__} "
+                "(layouts differ); use the network that it was made with"
+            )

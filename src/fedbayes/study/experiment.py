@@ -1,0 +1,230 @@
+"""An experiment as a frozen record, read from TOML with every key and value checked, and written back."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedbayes.errors import InputError, unknown
+from fedbayes.study import toml
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to train on what, and for how long.
+
+    `data`, `network`, `partition`, `method` and `likelihood` are names of the library's tables; all but `partition`
+    may also be the user's own code as `package.module:object`. `methods` makes it a comparison: one run a method, and
+    `method` is the one that `fedbayes.load` gives. `options` are those of all methods; a table inside it, under a
+    method's name, is for that method alone.
+    """
+
+    data: str = "digits"
+    network: str = "mlp"
+    partition: str = "iid"
+    clients: int = 20
+    test_per_client: int | None = None
+    method: str = "feduab"
+    methods: tuple[str, ...] = ()
+    rounds: int = 50
+    cohort: int | float | None = None
+    seed: int = 0
+    device: str = "cpu"
+    engine: str = "loop"
+    likelihood: str | None = None
+    frozen: tuple[str, ...] = ()
+    dropout: float = 0.0
+    validation: float = 0.0
+    patience: int | None = None
+    evaluate_every: int = 1
+    checkpoint_every: int = 1
+    data_options: Table = field(default_factory=dict)
+    network_options: Table = field(default_factory=dict)
+    partition_options: Table = field(default_factory=dict)
+    likelihood_options: Table = field(default_factory=dict)
+    options: Table = field(default_factory=dict)
+
+    @property
+    def all_methods(self) -> tuple[str, ...]:
+        """The methods that are trained: those of a comparison, or the one."""
+        return self.methods or (self.method,)
+
+    def options_of(self, method: str) -> dict[str, Any]:
+        """The options of one method: the common ones, then those of its own table."""
+        common = {k: v for k, v in self.options.items() if not isinstance(v, Mapping)}
+        return {**common, **self.options.get(method, {})}
+
+    def only(self, method: str) -> Experiment:
+        """The same experiment with one method of the comparison."""
+        return replace(self, method=method, methods=(), options=self.options_of(method))
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least
+
+
+def _number(v: Any) -> bool:
+    return isinstance(v, int | float) and not isinstance(v, bool)
+
+
+def _words(v: Any) -> bool:
+    return isinstance(v, list | tuple) and all(isinstance(word, str) for word in v)
+
+
+TEXT = ("text", lambda v: isinstance(v, str) and v != "")
+NAMES = ("a list of names", _words)
+SHARE = ("a share in [0, 1)", lambda v: _number(v) and 0 <= v < 1)
+TABLE = ("a table of options", lambda v: isinstance(v, Mapping))
+AT_LEAST_1 = ("a whole number of at least 1", _whole(1))
+
+# Each key's requirement, in words and as a test.
+KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "data": TEXT,
+    "network": TEXT,
+    "partition": TEXT,
+    "clients": AT_LEAST_1,
+    "test_per_client": ("a whole number", _whole(0)),
+    "method": TEXT,
+    "methods": NAMES,
+    "rounds": ("a whole number", _whole(0)),
+    "cohort": ("a number of clients, or a fraction of them such as 0.1", lambda v: _number(v) and v > 0),
+    "seed": ("a whole number", _whole(0)),
+    "device": TEXT,
+    "engine": TEXT,
+    "likelihood": TEXT,
+    "frozen": NAMES,
+    "dropout": SHARE,
+    "validation": SHARE,
+    "patience": AT_LEAST_1,
+    "evaluate_every": AT_LEAST_1,
+    "checkpoint_every": AT_LEAST_1,
+    "data_options": TABLE,
+    "network_options": TABLE,
+    "partition_options": TABLE,
+    "likelihood_options": TABLE,
+    "options": TABLE,
+}
+
+
+def experiment_of(table: Table, where: str = "experiment") -> Experiment:
+    """A record from a mapping; an unknown key or a value of the wrong kind is an error that names it."""
+    for key, v in table.items():
+        if key not in KEYS:
+            raise unknown(f"key in {where}", key, KEYS)
+        words, fine = KEYS[key]
+        if not fine(v):
+            raise InputError(f"{where}: {key} must be {words}, not {v!r}")
+    made: dict[str, Any] = {
+        k: tuple(v) if KEYS[k] is NAMES else float(v) if KEYS[k] is SHARE else v for k, v in table.items()
+    }
+    experiment = Experiment(**made)
+    if experiment.methods:
+        _check_comparison(experiment, where, given="method" in table)
+        if "method" not in table:
+            experiment = replace(experiment, method=experiment.methods[-1])
+    return experiment
+
+
+def _check_comparison(experiment: Experiment, where: str, given: bool) -> None:
+    methods = experiment.methods
+    if given and experiment.method not in methods:
+        raise InputError(
+            f"{where}: method {experiment.method!r} is not one of methods ({', '.join(methods)}); "
+            "name one of them, or give methods = []"
+        )
+    folders = [folder_name(method) for method in methods]
+    if len(set(folders)) < len(folders):
+        raise InputError(f"{where}: methods name one twice ({', '.join(methods)}); each gets a folder of its name")
+
+
+def folder_name(method: str) -> str:
+    """The sub-folder of a method in a comparison: its name, or that of the user's object."""
+    return method.rpartition(":")[2].rpartition(".")[2]
+
+
+def table_of(experiment: Experiment) -> dict[str, Any]:
+    """The record as a mapping without what is not set; `experiment_of` is its inverse."""
+    rows = ((f.name, getattr(experiment, f.name)) for f in fields(experiment))
+    return {name: v for name, v in rows if not (v is None or v == {} or (name == "methods" and not v))}
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The record as TOML text."""
+    return toml.dumps(table_of(experiment))
+
+
+def from_toml(text: str, where: str = "experiment") -> Experiment:
+    """A record from TOML text."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where} is not valid TOML: {error}") from error
+    return experiment_of(table, where)
+
+
+def read(path: str | Path) -> Experiment:
+    """A record from a TOML file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}; give a TOML file or the name of an experiment") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} can't be read as text: {error}") from error
+    return from_toml(text, str(path))
+
+
+def with_settings(
+    experiment: Experiment, settings: Iterable[str], options_of: Callable[[str], Iterable[str]]
+) -> Experiment:
+    """The experiment with `key=value` settings laid over it, as `--set` gives them.
+
+    A key is one of the record's, a dotted path into one of its tables (`options.fedavg.lr`), or the bare name of an
+    option, which goes to each method that takes it (`options_of(method)` says which). A value is TOML, else text.
+    """
+    table = table_of(experiment)
+    for setting in settings:
+        key, sign, text = setting.partition("=")
+        path = key.strip().split(".")
+        if not sign or not all(path):
+            raise InputError(f"--set {setting!r}: write key=value, such as rounds=50 or options.lr=0.1")
+        v = _parse(text.strip(), path[0])
+        if path[0] in KEYS:
+            _lay(table, path, v, setting)
+            continue
+        # `methods` may itself be set, so ask the table as it stands.
+        methods = tuple(table.get("methods", ())) or (table["method"],)
+        takers = [m for m in methods if path[0] in options_of(m)]
+        if not takers or len(path) > 1:
+            raise unknown("key in --set", key, [*KEYS, *sorted({o for m in methods for o in options_of(m)})])
+        if len(methods) == 1:
+            _lay(table, ["options", *path], v, setting)
+        else:
+            for method in takers:
+                _lay(table, ["options", method, *path], v, setting)
+    return experiment_of(table, "--set")
+
+
+def _parse(text: str, key: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        if key in KEYS and KEYS[key] is NAMES:
+            return [word.strip() for word in text.split(",") if word.strip()]
+        return text
+
+
+def _lay(table: dict[str, Any], path: list[str], v: Any, setting: str) -> None:
+    """Set a value deep in a table; tables on the way are copied, so that no other record changes."""
+    *way, last = path
+    for step in way:
+        inner = table.get(step, {})
+        if not isinstance(inner, Mapping) or (step == way[0] and KEYS[step] is not TABLE):
+            raise InputError(f"--set {setting!r}: {step} is no table; write {step}=value")
+        table[step] = dict(inner)
+        table = table[step]
+    table[last] = v

@@ -1,0 +1,187 @@
+"""Run an experiment into a folder, go on after a crash, load the result again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from fedbayes.data import Clients
+from fedbayes.errors import InputError
+from fedbayes.files import write_atomically
+from fedbayes.study import checkpoint, evaluation, journal, samples
+from fedbayes.study.build import build, clients_of
+from fedbayes.study.experiment import Experiment, folder_name, read, table_of, to_toml
+from fedbayes.study.own import OwnFiles
+from fedbayes.training import Progress, Run, Task, rounds
+
+CONFIG = "config.toml"
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is called while a run goes on; by default nothing is."""
+
+    begun: Callable[[str, Task, list[journal.Record]], None] = lambda method, task, records: None
+    client: Callable[[], None] = lambda: None
+    round: Callable[[journal.Record], None] = lambda record: None
+    ended: Callable[[str, bool], None] = lambda method, was_finished: None
+
+
+def run(experiment: Experiment, folder: str | Path, watch: Watch | None = None) -> dict[str, Run]:
+    """Train into a folder, one run a method; where the folder holds this experiment already, go on with it."""
+    folder = Path(folder)
+    _refuse_another(experiment, folder)
+    with _locked(folder):
+        clients = clients_of(experiment)
+        # Everything is bound before anything is written, so that a wrong name leaves no folder's content behind.
+        tasks = {method: build(experiment.only(method), clients=clients) for method in experiment.all_methods}
+        _write_once(folder / CONFIG, to_toml(experiment))
+        made = {}
+        for method, task in tasks.items():
+            where = folder / folder_name(method) if experiment.methods else folder
+            made[method] = _train(experiment.only(method), task, where, watch or Watch())
+        _compare(folder, made, experiment.method)
+    return made
+
+
+def resume(folder: str | Path, watch: Watch | None = None) -> dict[str, Run]:
+    """Go on with the experiment of a folder from its last checkpoint: same result as if nothing had happened."""
+    return run(experiment_in(folder), folder, watch)
+
+
+def load(
+    folder: str | Path,
+    *,
+    network: nn.Module | None = None,
+    clients: Clients | None = None,
+    device: str | None = None,
+) -> Run:
+    """The run of a folder again, from its last checkpoint: posterior, predictions, scores, journal.
+
+    `network` and `clients` stand in for user code that can't be imported here.
+    """
+    folder = Path(folder)
+    experiment = experiment_in(folder)
+    if experiment.methods:
+        folder, experiment = folder / folder_name(experiment.method), experiment.only(experiment.method)
+    here = experiment if device is None else replace(experiment, device=device)
+    found = checkpoint.paths(folder)
+    if not found:
+        raise InputError(f"{folder} has no checkpoint yet; run `fedbayes resume {folder}` to train it")
+    task = build(here, network=network, clients=clients)
+    progress = checkpoint.read(found[-1], here, task).progress
+    return Run(task, progress, journal.read(folder)[: progress.state.round])
+
+
+def experiment_in(folder: str | Path) -> Experiment:
+    """The experiment that a run folder holds."""
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise InputError(f"{folder} is no run folder: it has no {CONFIG}; give the folder that `fedbayes run` wrote")
+    return read(path)
+
+
+def _train(experiment: Experiment, task: Task, folder: Path, watch: Watch) -> Run:
+    """Rounds from the last checkpoint on: own rows, then the journal, then the checkpoint that commits both."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_once(folder / CONFIG, to_toml(experiment))
+    progress, own = _last(experiment, task, folder)
+    records = journal.cut(folder, progress.state.round)
+    watch.begun(experiment.method, task, records)
+    if not _over(task, progress):
+        (folder / evaluation.FILE).unlink(missing_ok=True)
+    kept = [dict(own.index)]
+    for reached, record in rounds(task, progress, own, watch.client):
+        progress = reached
+        journal.append(folder, record)
+        records.append(record)
+        number = progress.state.round
+        if number % experiment.checkpoint_every == 0 or _over(task, progress):
+            checkpoint.write(folder, experiment, progress, own.as_tensors())
+            kept = [*kept[-1:], dict(own.index)]
+            own.sweep(kept)
+        watch.round(record)
+    made = Run(task, progress, records)
+    was_finished = (folder / evaluation.FILE).is_file()
+    if not was_finished:
+        journal.write_table(folder, records)
+        evaluation.write(folder, made)
+    watch.ended(experiment.method, was_finished)
+    return made
+
+
+def _last(experiment: Experiment, task: Task, folder: Path) -> tuple[Progress, OwnFiles]:
+    """The progress of the last checkpoint and its clients' own state; the start where there is none yet."""
+    for stray in [*folder.glob(".*.????????"), *folder.glob("checkpoints/.*")]:
+        stray.unlink()  # half-written neighbours of a killed process
+    found = checkpoint.paths(folder)
+    if not found:
+        progress = task.begin()
+        own = OwnFiles(folder / "own", task.device)
+        if task.rounds == 0:
+            checkpoint.write(folder, experiment, progress, own.as_tensors())
+    else:
+        last = checkpoint.read(found[-1], experiment, task)
+        progress = last.progress
+        own = OwnFiles(folder / "own", task.device, last.own)
+    own.sweep([own.index, *map(checkpoint.own_index, found[:-1])])
+    return progress, own
+
+
+def _over(task: Task, progress: Progress) -> bool:
+    return progress.stopped or progress.state.round >= task.rounds
+
+
+def _compare(folder: Path, made: dict[str, Run], main: str) -> None:
+    """Let every method look at the same three inputs."""
+    if not (folder / samples.FILE).is_file():
+        arrays = samples.three({folder_name(method): run for method, run in made.items()}, folder_name(main))
+        if arrays is not None:
+            evaluation.save(folder / samples.FILE, arrays)
+
+
+def _write_once(path: Path, text: str) -> None:
+    if not path.is_file():
+        write_atomically(path, text)
+
+
+def _refuse_another(experiment: Experiment, folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file, not a folder; give another --output")
+    if not (folder / CONFIG).is_file():
+        if any(path.name != ".lock" for path in folder.iterdir()):
+            raise InputError(f"{folder} is not empty and holds no run; give another --output")
+        return
+    there, ours = table_of(read(folder / CONFIG)), table_of(experiment)
+    changed = sorted(k for k in {*there, *ours} if there.get(k) != ours.get(k))
+    if changed:
+        raise InputError(
+            f"{folder} holds another experiment ({', '.join(changed)} differ): go on with that one by "
+            f"`fedbayes resume {folder}`, or give another --output"
+        )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder; the lock goes with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"{folder} is in use by another process; wait for it, or give another --output") from error
+        yield
+
+
+__all__ = ["Run", "Watch", "experiment_in", "load", "resume", "run"]

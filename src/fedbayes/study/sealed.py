@@ -1,0 +1,107 @@
+"""Nested values of tensors in safetensors files whose rows carry checksums: what is read is what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as pack_safetensors
+from torch import Tensor
+
+from fedbayes.errors import InputError
+from fedbayes.files import write_atomically
+from fedbayes.layout import Layout
+from fedbayes.posterior import KINDS
+
+VERSION = 1
+PLAIN = (bool, int, float, str, type(None))
+
+
+def write(path: Path, rows: Mapping[str, Any]) -> None:
+    """Write named rows, each a nesting of dicts, lists, tensors, posteriors and plain values, as one file or none."""
+    tensors: dict[str, Tensor] = {}
+    shapes: list[str] = []  # rows of one kind have one structure, which is held once
+    index: dict[str, list[Any]] = {}
+    for row, value in rows.items():
+        own: dict[str, Tensor] = {}
+        shape = json.dumps(_structure(value, "", own))
+        if shape not in shapes:
+            shapes.append(shape)
+        index[row] = [shapes.index(shape), _checksum(shape, own)]
+        tensors |= {f"{row}/{name}": t for name, t in own.items()}
+    header = json.dumps({"version": VERSION, "structures": shapes, "rows": index})
+    write_atomically(path, pack_safetensors(tensors, metadata={"fedbayes": header}))
+
+
+def read(path: Path, row: str, device: torch.device | str = "cpu") -> Any:
+    """One row of a file, its checksum compared; ValueError where the file is not whole."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            header = json.loads((file.metadata() or {})["fedbayes"])
+            if header["version"] > VERSION:
+                raise InputError(
+                    f"{path} was written by a newer fedbayes (format {header['version']}); update fedbayes"
+                )
+            place, checksum = header["rows"][row]
+            shape = header["structures"][place]
+            start = f"{row}/"
+            names = [name for name in file.keys() if name.startswith(start)]  # noqa: SIM118  (not a mapping)
+            tensors = {name.removeprefix(start): file.get_tensor(name) for name in names}
+    except (SafetensorError, KeyError, TypeError, IndexError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is cut short or not a file of fedbayes ({type(error).__name__})") from error
+    if _checksum(shape, tensors) != checksum:
+        raise ValueError("its checksum does not match its content")
+    return _value(json.loads(shape), {name: t.to(device) for name, t in tensors.items()})
+
+
+def _structure(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """What json can hold of a value; its tensors go into `tensors` under their path."""
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, Tensor):
+        # A copy: safetensors refuses two names for one memory, such as the best broadcast and the last.
+        tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"tensor": path}
+    for kind, cls in KINDS.items():
+        if isinstance(value, cls):
+            names = [name for name in cls.__dataclass_fields__ if name != "layout"]
+            fields = {name: _structure(getattr(value, name), f"{path}.{name}", tensors) for name in names}
+            return {"posterior": kind, "layout": value.layout.to_json() if value.layout else None, "fields": fields}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _structure(v, f"{path}.{key}", tensors) for key, v in value.items()}}
+    if type(value) in (list, tuple):
+        items = [_structure(v, f"{path}.{i}", tensors) for i, v in enumerate(value)]
+        return {"list" if type(value) is list else "tuple": items}
+    raise InputError(
+        f"a {type(value).__name__} at {path.strip('.') or 'the top'} can't be written to a checkpoint; "
+        "keep tensors, posteriors, dicts, lists and plain numbers"
+    )
+
+
+def _value(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(structure, PLAIN):
+        return structure
+    if "tensor" in structure:
+        return tensors[structure["tensor"]]
+    if "posterior" in structure:
+        layout = Layout.from_json(structure["layout"]) if structure["layout"] else None
+        fields = {name: _value(v, tensors) for name, v in structure["fields"].items()}
+        return KINDS[structure["posterior"]](**fields, layout=layout)
+    if "dict" in structure:
+        return {key: _value(v, tensors) for key, v in structure["dict"].items()}
+    kind = tuple if "tuple" in structure else list
+    return kind(_value(v, tensors) for v in structure[kind.__name__])
+
+
+def _checksum(shape: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(shape.encode(), digest_size=16)
+    for name in sorted(tensors):
+        t = tensors[name]
+        digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
