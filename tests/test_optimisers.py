@@ -44,6 +44,13 @@ def test_steps_equal_torch_optim(name):
         torch.testing.assert_close(got[n], p.detach(), rtol=1e-10, atol=1e-12)
 
 
+def test_adam_keeps_its_digits_in_float32():
+    start = {"a": torch.linspace(-1, 1, 7)}
+    single = _run(adam(), start, 4, torch.tensor(1.0))["a"]
+    double = _run(adam(), {"a": start["a"].double()}, 4, torch.tensor(1.0).double())["a"]
+    torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("name", TORCH)
 def test_stacked_clients_get_the_numbers_they_get_alone(name):
     ours = TORCH[name][0]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -180,7 +181,8 @@ def cohort_size(cohort: int | float | None, clients: int) -> int:
     """A cohort given as a number (int), a fraction (float in (0, 1]) or everybody (None)."""
     if cohort is None:
         return clients
-    if isinstance(cohort, bool) or not math.isfinite(cohort) or cohort <= 0:
+    number = isinstance(cohort, Real) and not isinstance(cohort, bool)
+    if not number or not math.isfinite(cohort) or cohort <= 0:
         raise InputError(f"cohort must be a positive number of clients or a fraction of them, not {cohort!r}")
     if isinstance(cohort, float):
         if cohort > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ def sgd(momentum: float = 0.0) -> Optimiser:
     def update(state: Vectors, vectors: Vectors, gradients: Vectors, lr: Tensor) -> tuple[Vectors, Vectors]:
         if momentum:
             gradients = state = {n: momentum * state[n] + g for n, g in gradients.items()}
-        return state, {n: vectors[n] - lr * g for n, g in gradients.items()}
+        return state, {n: torch.addcmul(vectors[n], g, lr, value=-1) for n, g in gradients.items()}
 
     return Optimiser(init, update)
 
@@ -44,8 +45,9 @@ def adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimis
         count = state["count"] + 1
         first = {n: beta1 * state["first"][n] + (1 - beta1) * g for n, g in gradients.items()}
         second = {n: beta2 * state["second"][n] + (1 - beta2) * g.square() for n, g in gradients.items()}
-        rate = lr / (1 - beta1**count)
-        root = (1 - beta2**count).sqrt()
+        # 1 - beta^count by expm1: in float32 the plain difference loses four digits at the first steps.
+        rate = lr / -torch.expm1(count * math.log(beta1))
+        root = (-torch.expm1(count * math.log(beta2))).sqrt()
         stepped = {n: v - rate * first[n] / (second[n].sqrt() / root + eps) for n, v in vectors.items()}
         return {"first": first, "second": second, "count": count}, stepped
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fedbayes.clients.client import Own
 from fedbayes.data import Clients, from_clients
-from fedbayes.engine import ENGINES
+from fedbayes.engine.choice import choose, quick_cpu
 from fedbayes.engine.loop import Store
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import FederationState, Order, Outcome, Program, begin, close_round, cohort_size, open_round
 from fedbayes.methods import Method, Setting, method_named
 from fedbayes.model import LIKELIHOODS, Likelihood
-from fedbayes.posterior import Parts, Posterior, flatten_parts, map_tensors
+from fedbayes.posterior import Parts, Posterior, check, flatten_parts, map_tensors
 from fedbayes.predict import Predictive, predictive
 from fedbayes.scores import SUMS
 
@@ -67,6 +67,7 @@ class Task:
     clients: Clients
     validation: Tensor  # rows held out for early stopping, pooled over clients; empty without
     engine: Any
+    choice: str  # which engine runs, and why
     rounds: int
     cohort: int
     seed: int
@@ -88,7 +89,8 @@ def prepare(
     cohort: int | float | None = None,
     seed: int = 0,
     device: str = "cpu",
-    engine: str = "loop",
+    engine: str = "auto",
+    compile: str = "auto",
     likelihood: Likelihood | None = None,
     frozen: tuple[str, ...] = (),
     dropout: float = 0.0,
@@ -126,16 +128,15 @@ def prepare(
     program = method.build(setting)
     if init is not None:
         program = program._replace(initial=_initial(program, init, where))
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
     store = Store(data.x.to(where), data.y.to(where), clients.train_rows)
     if program.server_client is not None:
         server_data = clients.server if server_data is None else server_data
         if not len(server_data):
             raise InputError("server_data: this method trains at the server and needs rows there; there are none")
         store = store._replace(server=server_data)
-    made = ENGINES[engine](program, store, seed=seed)
-    return Task(program, clients, held, made, rounds, size, seed, dropout, patience, evaluate_every, where)
+    typical = int(clients.sizes.max())
+    made, line = choose(program, store, seed=seed, engine=engine, compile=compile, rounds=rounds, size=typical)
+    return Task(program, clients, held, made, line, rounds, size, seed, dropout, patience, evaluate_every, where)
 
 
 def rounds(
@@ -345,5 +346,6 @@ def _initial(program: Program, init: Mapping[str, Posterior], device: torch.devi
             )
         if q.layout is not None and ours.layout is not None and q.layout.fingerprint != ours.layout.fingerprint:
             raise InputError(f"init: part {part!r} was made for another network (layouts differ)")
+        check(q, f"init: part {part!r}")
         parts[part] = map_tensors(q, lambda t: t.to(device))
     return parts
