@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,7 +42,11 @@ def categorical() -> Likelihood:
         probs = output.softmax(-1)
         return probs, probs - probs.square()
 
-    return Likelihood("classes", lambda out, y, _: -F.cross_entropy(out, y, reduction="none"), moments)
+    def log_prob(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
+        # Not F.cross_entropy: under vmap its gather and its backward cost several times as much.
+        return output.log_softmax(-1).gather(-1, target[..., None]).squeeze(-1)
+
+    return Likelihood("classes", log_prob, moments)
 
 
 def bernoulli() -> Likelihood:
@@ -101,6 +106,7 @@ class Model:
     dropping: nn.Module
     likelihood: Likelihood
     layouts: dict[str, Layout]
+    unusual: bool  # whether it may call dropout or BatchNorm, which are then done our way
     prepare: Callable[[Tensor], Tensor]
     units: tuple[Tensor, Tensor] | None  # shift and scale from standardised targets back to the original units
 
@@ -139,7 +145,8 @@ class Model:
         still, dropping = _twin(module).eval(), _twin(module).eval()
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
-        return cls(module, still, dropping, likelihood, layouts, prepare or to_float, units)
+        unusual = any(type(layer) not in PLAIN for layer in module.modules())
+        return cls(module, still, dropping, likelihood, layouts, unusual, prepare or to_float, units)
 
     @property
     def trainable(self) -> dict[str, Layout]:
@@ -166,7 +173,8 @@ class Model:
         handlers: Mapping[Any, Handler] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it. Buffers in `weights` must be clones."""
-        with Takeover({**training_handlers(tape, mask), **(handlers or {})}):
+        taken = {**training_handlers(tape, mask), **(handlers or {})} if self.unusual else (handlers or {})
+        with Takeover(taken) if taken else nullcontext():
             output = functional_call(self.module, _of_module(weights), (self.prepare(x),))
         static = {part: self.layouts[part].join(weights) for part in STATIC if part in self.layouts}
         return output, static
@@ -186,6 +194,28 @@ class Model:
         live = mask.to(rows.dtype)
         # where, not a product: a padded row may be inf or nan, and 0 * inf is nan.
         return torch.where(mask, rows, 0).sum() / live.sum().clamp(min=1)
+
+
+# Layers that call neither dropout nor BatchNorm; in any other module the user's own forward may.
+PLAIN = {
+    nn.Sequential,
+    nn.Flatten,
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.LayerNorm,
+    nn.GroupNorm,
+}
 
 
 def to_float(x: Tensor) -> Tensor:

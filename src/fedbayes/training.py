@@ -79,6 +79,20 @@ class Task:
     def begin(self) -> Progress:
         return Progress(begin(self.program))
 
+    def done(self, progress: Progress) -> bool:
+        return progress.stopped or progress.state.round >= self.rounds
+
+    def open(self, progress: Progress) -> Order:
+        """The order of the next round."""
+        return open_round(
+            self.program,
+            progress.state,
+            clients=len(self.clients),
+            cohort=self.cohort,
+            seed=self.seed,
+            dropout=self.dropout,
+        )
+
 
 def prepare(
     network: nn.Module,
@@ -146,29 +160,31 @@ def rounds(
 
     Own state is put into the store before the round is yielded.
     """
-    while progress.state.round < task.rounds and not progress.stopped:
+    while not task.done(progress):
         started = time.perf_counter()
-        order = open_round(
-            task.program,
-            progress.state,
-            clients=len(task.clients),
-            cohort=task.cohort,
-            seed=task.seed,
-            dropout=task.dropout,
-        )
-        outcome: Outcome = task.engine.train(order, own.get, after_client)
-        state, report = close_round(task.program, progress.state, order, outcome)
-        if task.program.server_client is not None:
-            upload = task.engine.server(task.program.server_client, state, order.options)
-            state = state._replace(broadcast={**state.broadcast, **upload.parts})
-        own.put(order.round, outcome.own)
-        record = _record(task, order, outcome, report)
-        progress = progress._replace(state=state)
-        if state.round % task.evaluate_every == 0 or state.round == task.rounds:
-            record["test"] = evaluate(task, state.broadcast)
-            progress = _validate(task, progress, record)
+        order = task.open(progress)
+        with quick_cpu():
+            outcome = task.engine.train(order, own.get, after_client)
+            progress, record = close(task, progress, own, order, outcome)
         record["seconds"] = time.perf_counter() - started
         yield progress, record
+
+
+def close(
+    task: Task, progress: Progress, own: OwnStore, order: Order, outcome: Outcome
+) -> tuple[Progress, dict[str, Any]]:
+    """Close a round: aggregate, train at the server where the method does, evaluate when due."""
+    state, report = close_round(task.program, progress.state, order, outcome)
+    if task.program.server_client is not None:
+        upload = task.engine.server(task.program.server_client, state, order.options)
+        state = state._replace(broadcast={**state.broadcast, **upload.parts})
+    own.put(order.round, outcome.own)
+    record = _record(task, order, outcome, report)
+    progress = progress._replace(state=state)
+    if state.round % task.evaluate_every == 0 or state.round == task.rounds:
+        record["test"] = evaluate(task, state.broadcast)
+        progress = _validate(task, progress, record)
+    return progress, record
 
 
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
@@ -182,6 +198,7 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
         **report,
         "bytes_down": size * (len(order.cohort) + len(order.dropped)),
         "bytes_up": size * len(order.cohort),
+        **({"notes": notes} if (notes := task.engine.take_notes()) else {}),
     }
 
 

@@ -75,6 +75,10 @@ class Loop:
             return contribute(self.program, upload, info, torch.ones((), dtype=torch.float64))
         return contribute(self.program, upload, info)
 
+    def take_notes(self) -> list[str]:
+        """What an engine has to say since it was last asked; the loop has nothing."""
+        return []
+
     def client(self, order: Order, k: int, own: Own | None) -> tuple[Upload, Info]:
         """One client's round."""
         return self.run(self.program.client, order.broadcast, order.options, order.round, k, own)

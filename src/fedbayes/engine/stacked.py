@@ -32,6 +32,7 @@ class Seat(NamedTuple):
     client: int
     rows: Tensor
     length: int  # steps in all phases
+    ghost: bool = False  # fills a chunk up to the size that was compiled; takes no step and is not counted
 
 
 class Stacked:
@@ -46,13 +47,40 @@ class Stacked:
         self.store = store
         self.seed = seed
         self.chunk = chunk or default_chunk(program, store)
-        self.steps = steps or Steps("eager")
+        self.steps = steps or Steps()
+        self.notes: list[str] = []
+        self._width = 0  # seats of a compiled program
+        self._unstackable = False
         self._alone = Loop(program, store, seed=seed)
         self._normals: dict[int, int] = {}
 
     def train(self, order: Order, own: OwnState, after: Callable[[], None] = lambda: None) -> Outcome:
-        """Let the clients of one order contribute; `after` is called once for each when its chunk is done."""
-        return train_together([self], [order], [own], after)[0]
+        """Let the clients of one order contribute; `after` is called once for each when its chunk is done.
+
+        Out of memory: smaller chunks. A network that vmap can't take: the loop engine. Each says so in `notes`.
+        """
+        if self._unstackable:
+            return self._alone.train(order, own, after)
+        while True:
+            try:
+                return train_together([self], [order], [own], after)[0]
+            except torch.OutOfMemoryError:
+                if self.chunk == 1:
+                    raise
+                self.chunk = max(1, min(self.chunk, len(order.cohort)) // 2)
+                self.notes.append(f"out of memory: {self.chunk} clients at once from now on")
+            except (RuntimeError, ValueError, TypeError) as error:
+                if self.chunk == 1:
+                    raise
+                self._unstackable = True
+                first = str(error).strip().splitlines()[0]
+                self.notes.append(f"engine loop instead of stacked, vmap can't take this network: {first[:160]}")
+                return self._alone.train(order, own, after)
+
+    def take_notes(self) -> list[str]:
+        """Fallbacks taken since this was last asked."""
+        notes, self.notes, self.steps.notes = self.notes + self.steps.notes, [], []
+        return notes
 
     def server(self, *args: Any) -> Upload:
         """The server's own training: a cohort of one."""
@@ -81,8 +109,9 @@ def train_together(
     for number, seats in enumerate(_chunks(engines, orders)):
         for member, outcome in _run_chunk(engines, orders, owns, seats, number):
             found[member].append(outcome)
-        for _ in seats:
-            after()
+        for seat in seats:
+            if not seat.ghost:
+                after()
     return [_merge(engines[0].program, outcomes) for outcomes in found]
 
 
@@ -95,14 +124,26 @@ def _chunks(engines: Sequence[Stacked], orders: Sequence[Order]) -> Iterator[lis
             rows = engine.store.rows(k)
             seats.append(Seat(m, k, rows, sum(steps_in_epoch(len(rows), p) * p.epochs for p in phases)))
     seats.sort(key=lambda seat: (-seat.length, seat.member, seat.client))
+    lead = engines[0]
+    if lead.steps.mode != "eager":
+        yield from _equal_chunks(lead, seats)
+        return
     chunk: list[Seat] = []
     for seat in seats:
-        if chunk and (len(chunk) == engines[0].chunk or 3 * seat.length < 2 * chunk[0].length):
+        if chunk and (len(chunk) == lead.chunk or 3 * seat.length < 2 * chunk[0].length):
             yield chunk
             chunk = []
         chunk.append(seat)
     if chunk:
         yield chunk
+
+
+def _equal_chunks(lead: Stacked, seats: list[Seat]) -> Iterator[list[Seat]]:
+    """Chunks of one size, the last filled up with ghosts: a compiled program is made for one size only."""
+    lead._width = min(lead.chunk, max(lead._width, len(seats)))
+    for start in range(0, len(seats), lead._width):
+        chunk = seats[start : start + lead._width]
+        yield chunk + [chunk[0]._replace(ghost=True)] * (lead._width - len(chunk))
 
 
 def _run_chunk(
@@ -161,9 +202,9 @@ def _table(engines: Sequence[Stacked], orders: Sequence[Order], seats: list[Seat
     steps = max(len(one.rows) for one in made)
     rows = torch.zeros(steps, len(seats), phase.batches, phase.batch, dtype=torch.int64)
     live = torch.zeros_like(rows, dtype=torch.bool)
-    for c, one in enumerate(made):
+    for c, (seat, one) in enumerate(zip(seats, made)):
         rows[: len(one.rows), c] = one.rows
-        live[: len(one.live), c] = one.live
+        live[: len(one.live), c] = one.live & (not seat.ghost)
     return Table(rows, live, bool(live.all()))
 
 
@@ -206,7 +247,7 @@ def _outcomes(
     metrics = {name: t.tolist() for name, t in uploads.metrics.items()}
     made = []
     for member in sorted({seat.member for seat in seats}):
-        mine = [c for c, seat in enumerate(seats) if seat.member == member]
+        mine = [c for c, seat in enumerate(seats) if seat.member == member and not seat.ghost]
         kept = [c for c in mine if fine[c]]
         total, gathered = None, []
         if program.needs_uploads:

@@ -1,0 +1,87 @@
+"""Which engine and which execution a run gets: by device, network and length, decided before the first round."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedbayes.engine.batches import steps_in_epoch
+from fedbayes.engine.loop import Loop, Store
+from fedbayes.engine.stacked import Stacked
+from fedbayes.engine.steps import Steps
+from fedbayes.errors import unknown
+from fedbayes.federation import Program
+
+ENGINES: dict[str, Any] = {"auto": None, "loop": Loop, "stacked": Stacked}
+COMPILE: dict[str, str | None] = {"auto": None, "off": "eager", "on": "compiled", "graph": "graph"}
+
+# Compiling takes about half a minute; a stacked step saves 1 to 10 ms by it. So it pays from some 10^4 steps on.
+STEPS_WORTH_COMPILING = {"cpu": 20_000, "cuda": 2_000}
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def choose(
+    program: Program,
+    store: Store,
+    *,
+    seed: int,
+    engine: str,
+    compile: str,
+    rounds: int,
+    size: int,
+    chunk: int | None = None,
+) -> tuple[Any, str]:
+    """An engine for a run, and one line that says which and why. `size` is the rows of a typical client.
+
+    The choice depends on nothing measured, so that a run and its resumption make the same one.
+    """
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    if compile not in COMPILE:
+        raise unknown("compile", compile, COMPILE)
+    device = store.x.device.type
+    steps = rounds * sum(steps_in_epoch(size, phase) * phase.epochs for phase in program.client.phases)
+    convolutions = any(isinstance(layer, CONVOLUTIONS) for layer in program.model.module.modules())
+    if engine == "loop":
+        return Loop(program, store, seed=seed), "engine loop, as asked"
+    mode, why = _mode(compile, device, steps)
+    if engine == "auto" and device == "cpu" and convolutions and chunk is None:
+        chunk = 1  # stacked convolutions are slower than one after another on a CPU
+        why += "; convolutions run client by client on a CPU"
+    made = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode))
+    return made, f"engine stacked, steps {mode}: {why}"
+
+
+def _mode(compile: str, device: str, steps: int) -> tuple[str, str]:
+    asked = COMPILE[compile]
+    if asked == "graph" and device != "cuda":
+        return "compiled", "CUDA graphs need a CUDA device"
+    if asked is not None:
+        return asked, "as asked"
+    enough = STEPS_WORTH_COMPILING.get(device, 20_000)
+    about = f"about {steps:,} steps, compiling pays from {enough:,}"
+    if steps < enough:
+        return "eager", about
+    if device == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
+        return "eager", f"{about}, but there is no C++ compiler (g++ or clang++)"
+    return ("graph" if device == "cuda" else "compiled"), about
+
+
+@contextmanager
+def quick_cpu() -> Iterator[None]:
+    """oneDNN is several times slower than the plain kernels for the small products of federated clients on ARM."""
+    if platform.machine() not in ("aarch64", "arm64") or not torch.backends.mkldnn.is_available():
+        yield
+        return
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
