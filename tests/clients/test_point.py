@@ -90,7 +90,7 @@ def _clients(sizes):
 
 
 def _round(method, sizes=(7,), number=0, net=None):
-    task = prepare((net or _net()).float(), _clients(sizes), method=method, rounds=1, seed=3)
+    task = prepare((net or _net()).float(), _clients(sizes), method=method, rounds=1, seed=3, engine="loop")
     state = task.begin().state
     order = open_round(task.program, state._replace(round=number), clients=len(sizes), cohort=len(sizes), seed=3)
     return task, order, task.engine.client(order, 0, None)[0]
