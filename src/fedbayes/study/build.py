@@ -45,6 +45,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             seed=x.seed,
             device=x.device,
             engine=x.engine,
+            compile=x.compile,
             likelihood=likelihood,
             frozen=x.frozen,
             dropout=x.dropout,

@@ -35,7 +35,8 @@ class Experiment:
     cohort: int | float | None = None
     seed: int = 0
     device: str = "cpu"
-    engine: str = "loop"
+    engine: str = "auto"
+    compile: str = "auto"
     likelihood: str | None = None
     frozen: tuple[str, ...] = ()
     dropout: float = 0.0
@@ -96,6 +97,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "seed": ("a whole number", _whole(0)),
     "device": TEXT,
     "engine": TEXT,
+    "compile": TEXT,
     "likelihood": TEXT,
     "frozen": NAMES,
     "dropout": SHARE,

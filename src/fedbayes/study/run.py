@@ -92,7 +92,7 @@ def _train(experiment: Experiment, task: Task, folder: Path, watch: Watch) -> Ru
     progress, own = _last(experiment, task, folder)
     records = journal.cut(folder, progress.state.round)
     watch.begun(experiment.method, task, records)
-    if not _over(task, progress):
+    if not task.done(progress):
         (folder / evaluation.FILE).unlink(missing_ok=True)
     kept = [dict(own.index)]
     for reached, record in rounds(task, progress, own, watch.client):
@@ -100,7 +100,7 @@ def _train(experiment: Experiment, task: Task, folder: Path, watch: Watch) -> Ru
         journal.append(folder, record)
         records.append(record)
         number = progress.state.round
-        if number % experiment.checkpoint_every == 0 or _over(task, progress):
+        if number % experiment.checkpoint_every == 0 or task.done(progress):
             checkpoint.write(folder, experiment, progress, own.as_tensors())
             kept = [*kept[-1:], dict(own.index)]
             own.sweep(kept)
@@ -130,10 +130,6 @@ def _last(experiment: Experiment, task: Task, folder: Path) -> tuple[Progress, O
         own = OwnFiles(folder / "own", task.device, last.own)
     own.sweep([own.index, *map(checkpoint.own_index, found[:-1])])
     return progress, own
-
-
-def _over(task: Task, progress: Progress) -> bool:
-    return progress.stopped or progress.state.round >= task.rounds
 
 
 def _compare(folder: Path, made: dict[str, Run], main: str) -> None:

@@ -58,6 +58,8 @@ class Bar:
     def begun(self, method: str, task: Any, records: list[dict[str, Any]]) -> None:
         self.method, self.rounds, self.cohort = method, task.rounds, task.cohort
         done = len(records)
+        if done < task.rounds:
+            self.console.print(f"{method}: {escape(task.choice)}", style="dim")
         if 0 < done < task.rounds:
             self.console.print(f"{method}: going on from round {done}")
         self.task = self.progress.add_task(
@@ -84,6 +86,8 @@ class Bar:
             self.console.print(f"[yellow]warning[/]: round {number}: client {client} left out: {escape(why)}")
         if not self.console.is_terminal and (number % max(1, self.rounds // 5) == 0 or number == self.rounds):
             self.console.print(f"{self.method:<10} round {number}/{self.rounds}  {scores}")
+        for note in record.get("notes", ()):
+            self.console.print(f"{self.method}: {escape(note)}", style="dim")
         if "stopped" in record:
             self.console.print(f"{self.method} stopped early at round {number}: {record['stopped']}")
 
