@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,10 @@ from fedbayes.clients.point import point
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import Program, check_weighting, static_rules
+from fedbayes.layout import matches
 from fedbayes.model import Likelihood, Model, points_by_default
 from fedbayes.networks.estimators import ESTIMATORS, plan
+from fedbayes.noise import Tape
 from fedbayes.optimisers import OPTIMISERS, Optimiser
 from fedbayes.posterior import Gaussian, Parts, Point
 from fedbayes.server.rules import RULES, Rule, rule_named
@@ -71,6 +74,7 @@ def fedavg(
 
     def build(setting: Setting) -> Program:
         model = _model(setting, None)
+        _check_batch(setting, model, batch)
         pull = tuple(name for name in ("weight_decay", "proximal") if options[name])
         client = point(model, optimiser=_optimiser(optimiser, momentum), epochs=epochs, batch=batch, pull=pull)
         initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
@@ -135,6 +139,8 @@ def fedvi(
 
     def build(setting: Setting) -> Program:
         model = _model(setting, [*points_by_default(setting.network, setting.likelihood), *points])
+        _check_points(setting, model, points)
+        _check_batch(setting, model, batch)
         made = plan(model, "model", _batch_like(setting.x, batch), estimator)
         client = variational(
             model,
@@ -258,7 +264,8 @@ def _check(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name in REQUIREMENTS:
             words, fine = REQUIREMENTS[name]
-            if not isinstance(value, int | float) or isinstance(value, bool) or not fine(value):
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or not fine(value):
                 raise InputError(f"{name} must be {words}, not {value!r}")
         if name in CHOICES and isinstance(value, str) and value not in CHOICES[name]:
             raise unknown(name, value, CHOICES[name])
@@ -274,6 +281,25 @@ def _model(setting: Setting, points: list[str] | None) -> Model:
         prepare=setting.prepare,
         units=setting.units,
     )
+
+
+def _check_points(setting: Setting, model: Model, points: tuple[str, ...]) -> None:
+    names = [name for name, _ in setting.network.named_parameters()]
+    for pattern in points:
+        if not any(matches(name, [pattern]) for name in names):
+            raise InputError(f"points: no weight matches {pattern!r}; the network has {', '.join(names[:8])}, ...")
+    if "model" not in model.layouts:
+        raise InputError("points: there is no weight left to be given a distribution; fedavg is the method of points")
+
+
+def _check_batch(setting: Setting, model: Model, batch: int) -> None:
+    """BatchNorm can't train on one value a channel; find out now, and not in round 1."""
+    if batch == 1 and "buffers" in model.layouts:
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                model.train_output(model.weights(model.initial()), setting.x[:1], Tape(), None)
+        except ValueError as error:
+            raise InputError(f"batch: BatchNorm needs more than one row in a batch, not {batch} ({error})") from error
 
 
 def _batch_like(x: Tensor, batch: int) -> Tensor:

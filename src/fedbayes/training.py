@@ -336,7 +336,7 @@ def _try_network(setting: Setting, clients: Clients) -> None:
     """One batch through the network, so that a wrong shape is a clear message and not a failure in round 1."""
     data = clients.data
     x = (data.prepare(setting.x)).expand(2, *setting.x.shape[1:])
-    was = setting.network.training
+    modes = {layer: layer.training for layer in setting.network.modules()}
     try:
         with torch.no_grad():
             output = setting.network.eval()(x)
@@ -344,7 +344,8 @@ def _try_network(setting: Setting, clients: Clients) -> None:
         first = str(error).splitlines()[0]
         raise InputError(f"the network can't take inputs of shape {list(data.shape)} ({x.dtype}): {first}") from error
     finally:
-        setting.network.train(was)
+        for layer, mode in modes.items():
+            layer.training = mode
     if not isinstance(output, Tensor) or tuple(output.shape) != (2, data.classes):
         got = list(output.shape)[1:] if isinstance(output, Tensor) else type(output).__name__
         raise InputError(f"the network gives {got} for each input; {data.name} ({data.kind}) needs [{data.classes}]")

@@ -100,6 +100,16 @@ def test_a_step_on_fixed_noise_equals_an_independent_implementation(estimator, n
     torch.testing.assert_close(got["rho"], (rho - 0.1 * rho.grad).detach(), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])
+def test_draws_one_after_another_equal_draws_at_once(estimator):
+    together, apart = Case(estimator, 3), Case(estimator, 3)
+    one = apart.made._replace(stacks=False)
+    apart.client = variational(apart.model, one, optimiser=sgd(), epochs=1, batch=5, train_draws=3)
+    moved = [case.step(case.client.start({}, case.info)).vectors for case in (together, apart)]
+    for name in ("mean", "rho"):
+        torch.testing.assert_close(moved[0][name], moved[1][name], rtol=1e-10, atol=1e-12)
+
+
 def test_a_client_starts_from_the_broadcast_with_kl_zero():
     case = Case()
     state = case.client.start({}, case.info)

@@ -175,6 +175,31 @@ def test_the_fallback_of_odd_weights_has_finite_gradients_under_vmap_and_grad(es
             assert all(t.abs().sum() > 0 for t in model.layouts["model"].split(want).values())
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.gru(x)[0][:, -1]
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "stacks"),
+    [
+        (nn.Sequential(nn.Conv1d(3, 4, 2), nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Flatten()), (5, 3, 6), True),
+        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (5, 3, 4), True),
+        (Recurrent(), (5, 6, 3), False),
+    ],
+    ids=["BatchNorm", "transformer", "GRU"],
+)
+def test_a_plan_says_whether_several_draws_can_be_taken_at_once(net, x, stacks):
+    model = Model.of(net, categorical())
+    before = {n: t.clone() for n, t in net.state_dict().items()}
+    assert plan(model, "model", torch.randn(x), "local").stacks == stacks
+    assert all(torch.equal(t, before[n]) for n, t in model.module.state_dict().items())
+
+
 def test_the_scale_zero_limit_is_the_network_itself():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)).double()
     model = _model(net)

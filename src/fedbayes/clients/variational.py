@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.model import STATIC, Model
@@ -92,8 +93,12 @@ def variational(
             nll, static = draw(vectors, static, b, tape)
             return nll, (static, nll.detach())
         noise = tape(vectors["mean"], (train_draws, made.normals))
-        copies = {part: v.expand(train_draws, *v.shape) for part, v in static.items()}
-        nlls, statics = vmap(lambda s, z: draw(vectors, s, b, Tape(z)))(copies, noise)
+        if made.stacks:
+            copies = {part: v.expand(train_draws, *v.shape) for part, v in static.items()}
+            nlls, statics = vmap(lambda s, z: draw(vectors, s, b, Tape(z)), randomness="different")(copies, noise)
+        else:
+            rows = [draw(vectors, static, b, Tape(z)) for z in noise]
+            nlls, statics = tree_map(lambda *leaves: torch.stack(leaves), *rows)
         static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
         return nlls.mean(), (static, nlls.detach().mean())
 

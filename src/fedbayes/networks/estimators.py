@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from fedbayes.model import Model, Weights
@@ -61,6 +62,7 @@ class Plan(NamedTuple):
     estimate: Estimate | None
     taken: frozenset[str]
     normals: int
+    stacks: bool = True  # whether vmap can take several draws at once; not so for recurrent layers
 
 
 def plan(model: Model, part: str, x: Tensor, estimator: str) -> Plan:
@@ -81,7 +83,20 @@ def plan(model: Model, part: str, x: Tensor, estimator: str) -> Plan:
     with torch.no_grad():
         buffers = {n: t.clone() for n, t in weights.items()}
         forward(model, part, means, torch.ones_like(means), buffers, x, tape, None, made)
-    return made._replace(normals=tape.used)
+    return made._replace(normals=tape.used, stacks=_stacks(model, part, means, weights, x, tape.used, made))
+
+
+def _stacks(model: Model, part: str, means: Tensor, weights: Weights, x: Tensor, count: int, made: Plan) -> bool:
+    def one(noise: Tensor, others: Weights) -> Tensor:
+        return forward(model, part, means, torch.ones_like(means), others, x, Tape(noise), None, made)[0]
+
+    copies = {n: t.expand(2, *t.shape).clone() for n, t in weights.items()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            vmap(one, randomness="different")(means.new_zeros(2, count), copies)
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 class _Meetings(TorchFunctionMode):
