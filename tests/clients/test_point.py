@@ -127,7 +127,7 @@ def test_each_epoch_reads_every_row_once_in_a_new_order():
 def test_two_batches_of_a_step_are_shuffled_apart():
     plan = schedule(torch.arange(40), _phase(epochs=1, batch=10, batches=2), 0)
     assert plan.rows.shape == (4, 2, 10)
-    assert plan.live.all()
+    assert plan.live is None or plan.live.all()
     for stream in range(2):
         assert plan.rows[:, stream].flatten().sort().values.tolist() == list(range(40))
     assert not torch.equal(plan.rows[:, 0], plan.rows[:, 1])

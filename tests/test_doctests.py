@@ -1,0 +1,31 @@
+"""The examples in docstrings are run as they stand."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import fedbayes
+
+# Reading the command line's module starts it; the study's own examples are run with its tests.
+CORE = [
+    name
+    for _, name, package in pkgutil.walk_packages(fedbayes.__path__, "fedbayes.")
+    if not package and not name.startswith(("fedbayes.__main__", "fedbayes.cli", "fedbayes.study", "fedbayes.data"))
+]
+
+
+def test_the_walk_finds_the_core():
+    assert {"fedbayes.layout", "fedbayes.server.rules", "fedbayes.training"} <= set(CORE)
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_docstring_examples_hold(name):
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", ["fedbayes.layout", "fedbayes.server.rules", "fedbayes.training"])
+def test_the_entry_points_have_examples(name):
+    assert doctest.testmod(importlib.import_module(name)).attempted > 0
