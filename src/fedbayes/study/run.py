@@ -151,7 +151,8 @@ def _refuse_another(experiment: Experiment, folder: Path) -> None:
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, not a folder; give another --output")
     if not (folder / CONFIG).is_file():
-        if any(path.name != ".lock" for path in folder.iterdir()):
+        # Hidden files are the lock, or what a process left that was killed before it had begun.
+        if any(not path.name.startswith(".") for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty and holds no run; give another --output")
         return
     there, ours = table_of(read(folder / CONFIG)), table_of(experiment)

@@ -1,0 +1,62 @@
+"""Code as a user would bring it to an experiment: data, a network, and a method whose clients keep state."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fedbayes.clients.client import Client
+from fedbayes.data import Dataset, from_arrays
+from fedbayes.methods import Method, Setting, fedavg
+from fedbayes.posterior import Point
+
+
+def blobs(rows: int = 96, test: int = 30) -> Dataset:
+    """Three classes around three corners of a plane."""
+    random = torch.Generator().manual_seed(3)
+    y = torch.arange(rows + test) % 3
+    x = torch.eye(3)[y][:, :2] * 2 + 0.7 * torch.randn(rows + test, 2, generator=random)
+    return from_arrays(x[:rows], y[:rows], x[rows:], y[rows:], name="blobs")
+
+
+def net(shape, outputs, width=6):
+    return nn.Sequential(nn.Linear(shape[0], width), nn.Tanh(), nn.Linear(width, outputs))
+
+
+def norm_net():
+    return nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def momentum_at_home(*, lr: float = 0.1, blend: float = 0.5, server: str | None = None) -> Method:
+    """FedAvg whose clients keep their last weights, and start between them and the broadcast."""
+    base = fedavg(lr=lr, epochs=2, batch=8, server=server)
+
+    def build(setting: Setting):
+        program = base.build(setting)
+        client = program.client
+
+        def start(own, info):
+            state = client.start({}, info)
+            vectors = {n: blend * v + (1 - blend) * own["last"].mean for n, v in state.vectors.items()}
+            return state._replace(vectors=vectors), own["visits"]
+
+        def step(state, batch, tape, info):
+            return client.phases[0].step(state[0], batch, tape, info), state[1]
+
+        def finish(state, info):
+            upload = client.finish(state[0], info)
+            return upload._replace(own={"last": Point(upload.parts["model"].mean), "visits": state[1] + 1})
+
+        def first(broadcast):
+            return {"last": Point(broadcast["model"].mean), "visits": torch.zeros((), dtype=torch.int64)}
+
+        phase = client.phases[0]._replace(step=step)
+        return program._replace(client=Client(start, (phase,), finish, first))
+
+    return replace(base, name="momentum_at_home", options={"lr": lr, "blend": blend}, build=build)
+
+
+def diverging(*, lr: float = 1e30) -> Method:
+    """FedAvg with a learning rate that throws every client to infinity."""
+    return fedavg(lr=lr, epochs=1, batch=8)
+
