@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -109,6 +109,7 @@ class Model:
     unusual: bool  # whether it may call dropout or BatchNorm, which are then done our way
     prepare: Callable[[Tensor], Tensor]
     units: tuple[Tensor, Tensor] | None  # shift and scale from standardised targets back to the original units
+    recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
 
     @classmethod
     def of(
@@ -123,12 +124,12 @@ class Model:
     ) -> Model:
         """Cut the trainable weights into parts by pattern; each weight goes to the first part that matches it.
 
-        By default all are one part, `model`.
+        By default all are one part, `model`. Weights that do not require a gradient are frozen too.
         """
         frozen = list(frozen)
         weights = _parameters(module, likelihood)
         _refuse_strays(frozen, weights, "frozen")
-        rest = Layout.of(weights, frozen=frozen)
+        rest = Layout.of(weights, frozen=[*frozen, *(n for n, p in module.named_parameters() if not p.requires_grad)])
         layouts = {}
         for part, patterns in (parts or {"model": ("*",)}).items():
             layouts[part] = rest.select(*patterns)
@@ -136,8 +137,11 @@ class Model:
         if rest.names:
             raise ValueError(f"{len(rest.names)} weights are in no part, first {rest.names[0]!r}; add a part with '*'")
         buffers = dict(module.named_buffers())
-        layouts["buffers"] = Layout.of({n: b for n, b in buffers.items() if b.is_floating_point()})
-        layouts["counters"] = Layout.of({n: b for n, b in buffers.items() if not b.is_floating_point()})
+        recast = {}
+        for part, real in (("buffers", True), ("counters", False)):
+            layouts[part] = Layout.of({n: b for n, b in buffers.items() if b.is_floating_point() == real})
+            together = layouts[part].join(buffers).dtype
+            recast |= {n: buffers[n].dtype for n in layouts[part].names if buffers[n].dtype != together}
         layouts = {part: layout for part, layout in layouts.items() if layout.names}
         if not any(part not in STATIC for part in layouts):
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
@@ -146,7 +150,7 @@ class Model:
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
-        return cls(module, still, dropping, likelihood, layouts, unusual, prepare or to_float, units)
+        return cls(module, still, dropping, likelihood, layouts, unusual, prepare or to_float, units, recast)
 
     @property
     def trainable(self) -> dict[str, Layout]:
@@ -162,7 +166,7 @@ class Model:
         named: dict[str, Tensor] = {}
         for part, vector in vectors.items():
             named |= self.layouts[part].split(vector)
-        return named
+        return named | {n: named[n].to(kind) for n, kind in self.recast.items() if n in named}
 
     def train_output(
         self,
@@ -244,6 +248,9 @@ def _twin(module: nn.Module) -> nn.Module:
 
 def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:
     own = {n: p.detach() for n, p in module.named_parameters()}
+    taken = next((n for n in own if n.startswith("likelihood.")), None)
+    if taken:
+        raise ValueError(f"the network has a weight {taken!r}, a name that likelihoods use; rename that attribute")
     return own | {f"likelihood.{n}": p.detach() for n, p in likelihood.parameters.items()}
 
 
