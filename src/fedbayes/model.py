@@ -109,7 +109,7 @@ class Model:
     unusual: bool  # whether it may call dropout or BatchNorm, which are then done our way
     prepare: Callable[[Tensor], Tensor]
     units: tuple[Tensor, Tensor] | None  # shift and scale from standardised targets back to the original units
-    recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
+    recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers that need a tensor of their own, by type
 
     @classmethod
     def of(
@@ -141,7 +141,9 @@ class Model:
         for part, real in (("buffers", True), ("counters", False)):
             layouts[part] = Layout.of({n: b for n, b in buffers.items() if b.is_floating_point() == real})
             together = layouts[part].join(buffers).dtype
-            recast |= {n: buffers[n].dtype for n in layouts[part].names if buffers[n].dtype != together}
+            # BatchNorm writes its buffers in place, which autograd forbids for tensors that share memory with them.
+            own = [n for n in layouts[part].names if not n.endswith(BATCH_NORM) or buffers[n].dtype != together]
+            recast |= {n: buffers[n].dtype for n in own}
         layouts = {part: layout for part, layout in layouts.items() if layout.names}
         if not any(part not in STATIC for part in layouts):
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
@@ -166,7 +168,7 @@ class Model:
         named: dict[str, Tensor] = {}
         for part, vector in vectors.items():
             named |= self.layouts[part].split(vector)
-        return named | {n: named[n].to(kind) for n, kind in self.recast.items() if n in named}
+        return named | {n: named[n].to(kind, copy=True) for n, kind in self.recast.items() if n in named}
 
     def train_output(
         self,
@@ -227,6 +229,7 @@ def to_float(x: Tensor) -> Tensor:
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
+BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
 STATIC = ("buffers", "counters")  # parts that training does not differentiate
 
 
