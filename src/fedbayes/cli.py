@@ -52,6 +52,11 @@ def main() -> None:
     except BrokenPipeError:  # the reader of a pipe has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder without rights
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}; what was written before is kept, and `fedbayes resume` goes on", file=sys.stderr)
+        sys.exit(1)
 
 
 def _version(asked: bool) -> None:
@@ -221,10 +226,22 @@ def data_show(
     clients: Annotated[int, typer.Option(help="Over how many clients.")] = 20,
     seed: Annotated[int, typer.Option(help="The split's seed.")] = 0,
     settings: Settings = None,
+    figure: Annotated[Path | None, typer.Option(help="Write a picture of who holds what (.svg, .png).")] = None,
 ) -> None:
     """A data set and its spread over clients: rows and labels of each."""
+    from fedbayes.data.show import label_figure, label_table
+    from fedbayes.study.build import clients_of
     from fedbayes.study.experiment import Experiment, with_settings
-    from fedbayes.study.look import spread_text
 
     experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed)
-    print(spread_text(with_settings(experiment, settings or [], lambda method: ())))
+    spread = clients_of(with_settings(experiment, settings or [], lambda method: ()))
+    out.print(repr(spread.data), soft_wrap=True)
+    if spread.data.kind == "real":
+        out.print(repr(spread))
+    else:
+        table = label_table(spread)
+        table.box, table.padding = None, (0, 1)  # ten classes fit into 80 columns
+        out.print(table)
+    if figure:
+        label_figure(spread, path=figure)
+        print(figure)

@@ -56,7 +56,18 @@ def momentum_at_home(*, lr: float = 0.1, blend: float = 0.5, server: str | None 
     return replace(base, name="momentum_at_home", options={"lr": lr, "blend": blend}, build=build)
 
 
-def diverging(*, lr: float = 1e30) -> Method:
-    """FedAvg with a learning rate that throws every client to infinity."""
-    return fedavg(lr=lr, epochs=1, batch=8)
+def diverging(*, largest: int = 15) -> Method:
+    """FedAvg in which the clients with more rows than `largest` come to infinite weights."""
+    base = fedavg(lr=0.1, epochs=1, batch=8)
 
+    def build(setting: Setting):
+        program = base.build(setting)
+
+        def finish(state, info):
+            upload = program.client.finish(state, info)
+            mean = torch.where(info.n > largest, torch.inf, upload.parts["model"].mean)
+            return upload._replace(parts={"model": replace(upload.parts["model"], mean=mean)})
+
+        return program._replace(client=program.client._replace(finish=finish))
+
+    return replace(base, build=build)

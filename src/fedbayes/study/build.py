@@ -55,11 +55,15 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
         )
 
 
-def method_of(x: Experiment) -> Method:
-    """The experiment's method, of the table or the user's own, with its options."""
+def check_tables(x: Experiment) -> None:
+    """Refuse a table of options under a name that is no method."""
     for key, v in x.options.items():
         if isinstance(v, Mapping) and key not in METHODS and ":" not in key:
             raise unknown("method with a table in options", key, METHODS)
+
+
+def method_of(x: Experiment) -> Method:
+    """The experiment's method, of the table or the user's own, with its options."""
     options = x.options_of(x.method)
     if ":" not in x.method:
         return method_named(x.method, options)

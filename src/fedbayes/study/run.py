@@ -13,12 +13,13 @@ from fedbayes.data import Clients
 from fedbayes.errors import InputError
 from fedbayes.files import write_atomically
 from fedbayes.study import checkpoint, evaluation, journal, samples
-from fedbayes.study.build import build, clients_of
+from fedbayes.study.build import build, check_tables, clients_of
 from fedbayes.study.experiment import Experiment, folder_name, read, table_of, to_toml
 from fedbayes.study.own import OwnFiles
 from fedbayes.training import Progress, Run, Task, rounds
 
 CONFIG = "config.toml"
+Step = tuple[Progress, journal.Record]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Watch:
 def run(experiment: Experiment, folder: str | Path, watch: Watch | None = None) -> dict[str, Run]:
     """Train into a folder, one run a method; where the folder holds this experiment already, go on with it."""
     folder = Path(folder)
+    check_tables(experiment)
     _refuse_another(experiment, folder)
     with _locked(folder):
         clients = clients_of(experiment)
@@ -95,7 +97,7 @@ def _train(experiment: Experiment, task: Task, folder: Path, watch: Watch) -> Ru
     if not task.done(progress):
         (folder / evaluation.FILE).unlink(missing_ok=True)
     kept = [dict(own.index)]
-    for reached, record in rounds(task, progress, own, watch.client):
+    for reached, record in _named(experiment.method, rounds(task, progress, own, watch.client)):
         progress = reached
         journal.append(folder, record)
         records.append(record)
@@ -112,6 +114,22 @@ def _train(experiment: Experiment, task: Task, folder: Path, watch: Watch) -> Ru
         evaluation.write(folder, made)
     watch.ended(experiment.method, was_finished)
     return made
+
+
+def _named(method: str, steps: Iterator[Step]) -> Iterator[Step]:
+    """Rounds whose errors of value, such as scores that are not finite, name the method and the round."""
+    number = 0
+    try:
+        for step in steps:
+            number = step[0].state.round
+            yield step
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(
+            f"{method} failed in the round after {number or 'the last checkpoint'}: {error} "
+            "Checkpoints before it are kept; --debug shows where."
+        ) from error
 
 
 def _last(experiment: Experiment, task: Task, folder: Path) -> tuple[Progress, OwnFiles]:

@@ -56,7 +56,8 @@ def read(path: Path, row: str, device: torch.device | str = "cpu") -> Any:
         raise ValueError(f"it is cut short or not a file of fedbayes ({type(error).__name__})") from error
     if _checksum(shape, tensors) != checksum:
         raise ValueError("its checksum does not match its content")
-    return _value(json.loads(shape), {name: t.to(device) for name, t in tensors.items()})
+    # A copy: what safe_open gives is the file itself, mapped, and changes with it.
+    return _value(json.loads(shape), {name: t.to(device, copy=True) for name, t in tensors.items()})
 
 
 def _structure(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

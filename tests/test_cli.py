@@ -1,0 +1,143 @@
+"""The command line: what a user types, and what comes back."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedbayes as fb
+from fedbayes.cli import app
+from fedbayes.errors import InputError
+
+SMALL = """
+data = "digits"
+network = "linear"
+clients = 8
+cohort = 3
+rounds = 2
+method = "feduab"
+[options]
+epochs = 1
+"""
+
+
+def call(*arguments: object) -> str:
+    made = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    return made.output
+
+
+def program(*arguments: object, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "fedbayes", *map(str, arguments)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=100, **options)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with `small.toml` and its run in `small`."""
+    home = tmp_path_factory.mktemp("cli")
+    (home / "small.toml").write_text(SMALL)
+    call("run", home / "small.toml", "--output", home / "small")
+    return home
+
+
+def test_a_run_prints_progress_a_table_and_the_report(home):
+    said = call("run", home / "small.toml", "--output", home / "again", "--set", "kl_weight=0.01", "--set", "cohort=2")
+    assert "round 2/2" in said
+    assert "NLL" in said
+    assert f"report: {home / 'again' / 'report.html'}" in said.replace("\n", "")
+    assert (home / "again" / "report.html").is_file()
+    assert fb.load(home / "again").task.cohort == 2
+    assert "\x1b" not in said  # no control codes where nobody reads them
+
+
+def test_resuming_a_finished_run_says_so(home):
+    assert "finished earlier" in call("resume", home / "small")
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("methods", "feduab"),
+        ("rules", "log_pool"),
+        ("weightings", "discrepancy"),
+        ("networks", "mlp"),
+        ("partitions", "dirichlet_own"),
+        ("datasets", "diabetes"),
+        ("experiments", "quickstart"),
+    ],
+)
+def test_lists_have_a_name_and_a_sentence_a_line(command, word):
+    lines = call(command).splitlines()
+    assert any(line.startswith(word) for line in lines)
+    assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_data_show_tells_who_holds_what():
+    said = call(
+        "data", "show", "digits", "--partition", "labels_per_client", "--clients", 5, "--set", "partition_options.k=2"
+    )
+    assert "5 of digits" in said
+    said = call("data", "show", "diabetes", "--clients", 4)
+    assert "4 of diabetes" in said
+
+
+def test_predictions_are_printed_and_written(home, tmp_path):
+    x = fb.data.load("digits").test_x[:30].numpy()
+    np.save(tmp_path / "x.npy", x)
+    said = call("predict", home / "small", "--input", tmp_path / "x.npy", "--output", tmp_path / "out.npz")
+    assert "epistemic" in said
+    with np.load(tmp_path / "out.npz") as file:
+        p = fb.load(home / "small").predict(x)
+        np.testing.assert_array_equal(file["probs"], p.probs.numpy())
+        np.testing.assert_array_equal(file["epistemic"], p.epistemic.numpy())
+
+
+@pytest.mark.parametrize("bad", ["shape", "nan", "text", "missing"])
+def test_wrong_inputs_to_predict_are_named(home, tmp_path, bad):
+    path = tmp_path / "x.npy"
+    if bad == "shape":
+        np.save(path, np.zeros((3, 7)))
+    elif bad == "nan":
+        np.save(path, np.full((3, 1, 8, 8), np.nan, dtype=np.float32))
+    elif bad == "text":
+        path.write_text("not an array")
+    with pytest.raises(InputError):
+        call("predict", home / "small", "--input", path)
+
+
+def test_an_input_error_is_one_line_and_exit_code_2(home):
+    made = program("run", home / "small.toml", "--output", home / "bad", "--set", "metod=fedavg")
+    assert made.returncode == 2
+    assert made.stderr.count("\n") == 1
+    assert "did you mean 'method'" in made.stderr
+    assert not (home / "bad").exists()
+    shown = program("--debug", "resume", home / "bad")
+    assert shown.returncode == 2
+    assert "Traceback" in shown.stderr
+
+
+def test_help_version_and_lists_answer_without_torch():
+    code = "import sys; sys.modules['torch'] = None; import fedbayes.cli as c; c.app(sys.argv[1:])"
+    for word, expected in (("--help", "resume"), ("--version", fb.__version__), ("experiments", "quickstart")):
+        made = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True, check=True)
+        assert expected in made.stdout
+
+
+def test_ctrl_c_says_how_to_go_on(home):
+    command = [sys.executable, "-m", "fedbayes", "run", str(home / "small.toml"), "--output", str(home / "long")]
+    process = subprocess.Popen([*command, "--set", "rounds=100000"], stdout=subprocess.PIPE, text=True)
+    while not (home / "long" / "rounds.jsonl").is_file():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(2)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert re.search(r"fedbayes resume .*long", said.replace("\n", ""))
