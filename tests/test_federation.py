@@ -246,6 +246,14 @@ def test_patience_counts_evaluations():
     assert len(run.journal) == run.progress.best.round + 6
 
 
+def test_a_validation_score_that_is_no_number_is_never_the_best(monkeypatch):
+    nlls = iter([float("nan"), 3.0, float("nan"), 2.0])
+    monkeypatch.setattr(training, "_scores", lambda *_: {"nll": next(nlls)})
+    run = fit(nn.Linear(20, 2), _overfitting(), method=fedavg(**FAST), rounds=4, validation=0.25)
+    assert run.progress.best.round == 4
+    assert run.progress.best.nll == 2.0
+
+
 def test_held_out_rows_are_never_trained_on():
     task = prepare(nn.Linear(20, 2), _overfitting(), method=fedavg(**FAST), validation=0.25)
     trained = set(torch.cat([task.clients.train_rows(k) for k in range(3)]).tolist())

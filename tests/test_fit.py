@@ -446,3 +446,12 @@ def test_inputs_of_another_shape_or_not_finite_are_refused_at_prediction():
     with pytest.raises(ValueError, match="not finite"):
         run.predict(torch.full((2, 4), torch.inf))
     assert run.predict(np.zeros((2, 4))).probs.shape == (2, 3)
+
+
+def test_numbers_that_the_stored_type_can_not_hold_are_refused_at_prediction():
+    x = torch.randint(256, (20, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    clients = fb.data.from_clients([(x, torch.arange(20) % 3)], classes=3)
+    run = fb.fit(_net(), clients, method=fedavg(**FAST), rounds=1)
+    with pytest.raises(ValueError, match="x holds values that uint8"):
+        run.predict(x / 255)  # bytes are scaled by the model: this would be all zeros
+    assert torch.equal(run.predict(x.double()).probs, run.predict(x).probs)

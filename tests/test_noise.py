@@ -1,5 +1,6 @@
 """Addressed randomness: stable, sensitive to every part, and read in order."""
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -32,6 +33,16 @@ def test_addresses_keep_the_values_they_had_when_runs_were_first_written():
 def test_every_part_of_an_address_matters(other):
     assert address(*other) != address(0, 2, 3, "noise")
     assert not torch.equal(normals(8, *other), normals(8, 0, 2, 3, "noise"))
+
+
+def test_whole_numbers_of_numpy_stand_for_the_same_address():
+    assert address(np.int64(3), "noise", np.uint8(2)) == address(3, "noise", 2)
+
+
+@pytest.mark.parametrize("part", [1.5, None, ("a",)], ids=str)
+def test_what_is_neither_whole_number_nor_text_is_no_address(part):
+    with pytest.raises(TypeError, match="address"):
+        address(0, part)
 
 
 def test_an_address_fits_a_seed():

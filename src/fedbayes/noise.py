@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -12,8 +14,15 @@ from torch import Tensor
 
 def address(*parts: int | str) -> int:
     """A stable 63-bit hash of plain ints and strings: the same on every machine, process and Python version."""
-    text = "\x1f".join(f"{type(p).__name__}:{p}" for p in parts)
+    text = "\x1f".join(f"str:{p}" if isinstance(p, str) else f"int:{_whole(p)}" for p in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _whole(part: SupportsIndex) -> int:
+    try:
+        return operator.index(part)
+    except TypeError as error:
+        raise TypeError(f"an address is made of whole numbers and strings, not {part!r}") from error
 
 
 def generator(*parts: int | str) -> torch.Generator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -215,7 +216,7 @@ def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progres
     scores = _scores(task, state.broadcast, data.x[task.validation], data.y[task.validation])
     record["validation"] = scores
     best = progress.best
-    if best is None or scores["nll"] < best.nll:
+    if best is None or scores["nll"] < best.nll or math.isnan(best.nll):
         return progress._replace(best=Best(scores["nll"], state.round, state.broadcast))
     waited = (state.round - best.round) // task.evaluate_every
     stopped = task.patience is not None and waited >= task.patience
@@ -285,7 +286,11 @@ class Run:
             )
         if x.is_floating_point() and not torch.isfinite(x).all():
             raise InputError("x holds values that are not finite; drop or fill them")
-        return predict_with(self.task, self.parts, x.to(self.task.clients.data.x.dtype), draws=draws)
+        stored = x.to(self.task.clients.data.x.dtype)
+        if not stored.is_floating_point() and not torch.equal(stored.to(x.dtype), x):
+            kind = str(stored.dtype).removeprefix("torch.")
+            raise InputError(f"x holds values that {kind} can't; give inputs as the training inputs were stored")
+        return predict_with(self.task, self.parts, stored, draws=draws)
 
     def scores(self) -> dict[str, float]:
         """Scores on the whole test set."""
