@@ -163,6 +163,10 @@ class Model:
         tensors = {**_parameters(self.module, self.likelihood), **dict(self.module.named_buffers())}
         return {part: layout.join(tensors).detach().clone() for part, layout in self.layouts.items()}
 
+    def inputs(self, x: Tensor) -> Tensor:
+        """What the network sees of stored inputs, in its own precision; tokens stay whole numbers."""
+        return in_precision_of(self.module, self.prepare(x))
+
     def weights(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Vectors of parts as named tensors."""
         named: dict[str, Tensor] = {}
@@ -178,19 +182,22 @@ class Model:
         mask: Tensor | None,
         handlers: Mapping[Any, Handler] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Output in training mode, and the buffer vectors after it. Buffers in `weights` must be clones."""
+        """Output in training mode, and the buffer vectors after it."""
         taken = {**training_handlers(tape, mask), **(handlers or {})} if self.unusual else (handlers or {})
+        # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
+        names = [n for part in STATIC if part in self.layouts for n in self.layouts[part].names]
+        weights = {**weights, **{n: weights[n].clone() for n in names}}
         with Takeover(taken) if taken else nullcontext():
-            output = functional_call(self.module, _of_module(weights), (self.prepare(x),))
+            output = functional_call(self.module, _of_module(weights), (self.inputs(x),))
         static = {part: self.layouts[part].join(weights) for part in STATIC if part in self.layouts}
         return output, static
 
     def output(self, weights: Weights, x: Tensor, tape: Tape | None = None) -> Tensor:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
         if tape is None:
-            return functional_call(self.still, _of_module(weights), (self.prepare(x),))
+            return functional_call(self.still, _of_module(weights), (self.inputs(x),))
         with Takeover(training_handlers(tape, None)):
-            return functional_call(self.dropping, _of_module(weights), (self.prepare(x),))
+            return functional_call(self.dropping, _of_module(weights), (self.inputs(x),))
 
     def nll(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
         """Mean negative log-likelihood over the live rows of a batch."""
@@ -227,6 +234,12 @@ PLAIN = {
 def to_float(x: Tensor) -> Tensor:
     """Bytes become numbers in [0, 1]; anything else is left as it is."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+def in_precision_of(module: nn.Module, x: Tensor) -> Tensor:
+    """Floating inputs in the dtype of the module's weights."""
+    first = next((p for p in module.parameters() if p.is_floating_point()), None)
+    return x if first is None or not x.is_floating_point() else x.to(first.dtype)
 
 
 BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")

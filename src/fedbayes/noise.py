@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import SupportsIndex
 
 import torch
@@ -33,6 +34,17 @@ def generator(*parts: int | str) -> torch.Generator:
 def normals(count: int, *parts: int | str) -> Tensor:
     """`count` standard normals of an address, always drawn in float32 on the CPU so that no engine changes them."""
     return torch.randn(count, generator=generator(*parts))
+
+
+@contextmanager
+def seeded(*parts: int | str) -> Iterator[None]:
+    """PyTorch's global CPU generator at an address, and afterwards as it was before."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(address(*parts))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
 
 
 class Tape:

@@ -76,7 +76,7 @@ def _masked_batch_norm(mask: Tensor) -> Handler:
         if running_mean is not None and running_var is not None:
             unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
             # A batch without a live row leaves the statistics as they are.
-            rate = momentum * (live.sum() > 0)
+            rate = momentum * (live.sum() > 0).to(input.dtype)
             running_mean.copy_(running_mean + rate * (mean.detach() - running_mean))
             running_var.copy_(running_var + rate * (unbiased - running_var))
         out = centred * (variance + eps).rsqrt().reshape(column)

@@ -18,7 +18,7 @@ from fedbayes.engine.loop import Store
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import FederationState, Order, Outcome, Program, begin, close_round, cohort_size, open_round
 from fedbayes.methods import Method, Setting, method_named
-from fedbayes.model import LIKELIHOODS, Likelihood
+from fedbayes.model import LIKELIHOODS, Likelihood, in_precision_of
 from fedbayes.posterior import Parts, Posterior, check, flatten_parts, map_tensors
 from fedbayes.predict import Predictive, predictive
 from fedbayes.scores import SUMS
@@ -340,7 +340,7 @@ def _device(name: str) -> torch.device:
 def _try_network(setting: Setting, clients: Clients) -> None:
     """One batch through the network, so that a wrong shape is a clear message and not a failure in round 1."""
     data = clients.data
-    x = (data.prepare(setting.x)).expand(2, *setting.x.shape[1:])
+    x = in_precision_of(setting.network, data.prepare(setting.x)).expand(2, *setting.x.shape[1:])
     modes = {layer: layer.training for layer in setting.network.modules()}
     try:
         with torch.no_grad():

@@ -39,7 +39,7 @@ def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int, pull: 
         return State(vectors, static, optimiser.init(vectors), zero, zero)
 
     def loss(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, tape: Tape) -> Any:
-        weights = model.weights({**vectors, **{part: v.clone() for part, v in static.items()}})
+        weights = model.weights({**vectors, **static})
         output, static = model.train_output(weights, b.x, tape, b.mask)
         nll = model.nll(output, b.y, b.mask, weights)
         return nll, (static, nll.detach())

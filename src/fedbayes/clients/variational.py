@@ -83,7 +83,7 @@ def variational(
         return State(vectors, static, optimiser.init(vectors), zero, zero)
 
     def draw(vectors: Vectors, static: Vectors, b: Batch, tape: Tape) -> Any:
-        others = model.weights({**{p: vectors[p] for p in points}, **{p: v.clone() for p, v in static.items()}})
+        others = model.weights({**{p: vectors[p] for p in points}, **static})
         mean, scale = vectors["mean"], vectors["scale"]
         output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, made)
         return model.nll(output, b.y, b.mask, weights), static

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedbayes.clients.client import Phase
@@ -13,15 +14,10 @@ from fedbayes.noise import generator
 
 
 class Schedule(NamedTuple):
-    """Row numbers [steps, batches, B] of one phase, and which of them are live; padding repeats row 0."""
+    """Row numbers [steps, batches, B] of one phase, and which of them are live; None: all are."""
 
     rows: Tensor
-    live: Tensor
-
-    @property
-    def full(self) -> bool:
-        """Whether no row is padding."""
-        return bool(self.live.all())
+    live: Tensor | None
 
 
 def steps_in_epoch(n: int, phase: Phase) -> int:
@@ -30,17 +26,13 @@ def steps_in_epoch(n: int, phase: Phase) -> int:
 
 def schedule(rows: Tensor, phase: Phase, *address: int | str) -> Schedule:
     """Shuffle a client's rows anew for each epoch and cut them into batches of full shape, the last one padded."""
-    n, size = len(rows), phase.batch
-    steps = steps_in_epoch(n, phase)
+    n, steps = len(rows), steps_in_epoch(len(rows), phase)
     random = generator(*address, "batches")
-    table = torch.zeros(phase.batches, phase.epochs, steps * size, dtype=torch.int64)
-    for stream in range(phase.batches):
-        for epoch in range(phase.epochs):
-            table[stream, epoch, :n] = rows[torch.randperm(n, generator=random)]
-            table[stream, epoch, n:] = rows[0]
-    live = (torch.arange(steps * size) < n).expand_as(table)
+    orders = [torch.randperm(n, generator=random) for _ in range(phase.batches * phase.epochs)]
+    padding = steps * phase.batch - n
+    table = F.pad(rows[torch.stack(orders)], (0, padding), value=int(rows[0]))
 
     def shape(t: Tensor) -> Tensor:
-        return t.reshape(phase.batches, phase.epochs * steps, size).movedim(0, 1).contiguous()
+        return t.reshape(phase.batches, phase.epochs * steps, phase.batch).movedim(0, 1)
 
-    return Schedule(shape(table), shape(live))
+    return Schedule(shape(table), shape((torch.arange(n + padding) < n).expand_as(table)) if padding else None)

@@ -84,4 +84,4 @@ def quick_cpu() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
+        torch.backends.mkldnn.enabled = before

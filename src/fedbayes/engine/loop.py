@@ -21,7 +21,7 @@ from fedbayes.federation import (
     add_terms,
     contribute,
 )
-from fedbayes.noise import Tape, address, normals
+from fedbayes.noise import Tape, normals, seeded
 from fedbayes.posterior import Parts
 
 
@@ -100,15 +100,14 @@ class Loop:
         rows = self.store.rows(k) if k != SERVER else self.store.server
         assert rows is not None
         info = self._info(client, broadcast, options, number, rows)
-        with torch.random.fork_rng(devices=[]):
-            # For what can't be taken over, such as dropout inside attention: reproducible here, in law elsewhere.
-            torch.manual_seed(address(self.seed, number, k, "torch"))
+        # For what can't be taken over, such as dropout inside attention: reproducible here, in law elsewhere.
+        with seeded(self.seed, number, k, "torch"):
             state = client.start(client.first(broadcast) if own is None else own, info)
             for place, phase in enumerate(client.phases):
                 plan = schedule(rows, phase, self.seed, number, k, place)
-                full = plan.full
                 for step in range(len(plan.rows)):
-                    batch = self._batch(phase, plan.rows[step], None if full else plan.live[step], step)
+                    live = None if plan.live is None else plan.live[step]
+                    batch = self._batch(phase, plan.rows[step], live, step)
                     noise = self._noise(client, place, state, batch, info, (number, k, place, step))
                     state = phase.step(state, batch, Tape(noise), info)
             return client.finish(state, info), info
@@ -144,7 +143,8 @@ class Loop:
         key = (id(client), place)
         if key not in self._normals:
             tape = Tape()
-            client.phases[place].step(state, batch, tape, info)
+            with torch.random.fork_rng(devices=[]):  # or the first client would meet other dropout in attention
+                client.phases[place].step(state, batch, tape, info)
             self._normals[key] = tape.used
         count = self._normals[key]
         return normals(count, self.seed, *at, "noise").to(self.store.x.device) if count else None

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedbayes.clients.client import Batch, Info, Own, Upload
 from fedbayes.engine.batches import schedule, steps_in_epoch
 from fedbayes.engine.loop import LEFT_OUT, Loop, OwnState, Store
-from fedbayes.engine.steps import Clients, Steps, Table
+from fedbayes.engine.steps import Clients, Steps, Table, Work
 from fedbayes.federation import Contribution, Order, Outcome, Program, Terms, add_terms, contribute
-from fedbayes.noise import Tape, address, normals
+from fedbayes.noise import Tape, address, normals, seeded
 
 # Which fields of Info have an axis of clients: in one federation only what is the client's own, in a sweep all.
 ONE_FEDERATION = Info(broadcast=None, options=None, round=None, n=0, batches=0)  # type: ignore[arg-type]
@@ -159,14 +159,13 @@ def _run_chunk(
     info = _info(lead.program, orders, seats, several=len(engines) > 1, device=store.x.device)
     kept = [owns[seat.member](seat.client) for seat in seats]
     own = _stack([client.first(orders[s.member].broadcast) if o is None else o for s, o in zip(seats, kept)])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(address(lead.seed, orders[0].round, number, "torch"))
+    with seeded(lead.seed, orders[0].round, number, "torch"):
         state = together.over(client.start, (0, together.info))(own, info)
         for place, phase in enumerate(client.phases):
             table = _table(engines, orders, seats, place)
             count = _count_normals(lead, place, tree_map(lambda t: t[0], state), table, together.first(info))
             noise = _noise(engines, orders, seats, place, count)
-            state = lead.steps.run(phase, together, state, table, noise, info, store)
+            state = lead.steps.run(Work(phase, together, table, noise, info, store), state)
         uploads = together.over(client.finish, (0, together.info))(state, info)
         return _outcomes(lead.program, together, seats, uploads, info)
 
@@ -199,13 +198,16 @@ def _table(engines: Sequence[Stacked], orders: Sequence[Order], seats: list[Seat
     """The schedules that the loop engine would use, padded to the steps of the longest."""
     phase = engines[0].program.client.phases[place]
     made = [schedule(s.rows, phase, engines[s.member].seed, orders[s.member].round, s.client, place) for s in seats]
-    steps = max(len(one.rows) for one in made)
-    rows = torch.zeros(steps, len(seats), phase.batches, phase.batch, dtype=torch.int64)
+    lengths = {len(one.rows) for one in made}
+    if len(lengths) == 1 and not any(seat.ghost or one.live is not None for seat, one in zip(seats, made)):
+        return Table(torch.stack([one.rows for one in made], 1), None)
+    rows = torch.zeros(max(lengths), len(seats), phase.batches, phase.batch, dtype=torch.int64)
     live = torch.zeros_like(rows, dtype=torch.bool)
     for c, (seat, one) in enumerate(zip(seats, made)):
         rows[: len(one.rows), c] = one.rows
-        live[: len(one.live), c] = one.live & (not seat.ghost)
-    return Table(rows, live, bool(live.all()))
+        if not seat.ghost:
+            live[: len(one.rows), c] = True if one.live is None else one.live
+    return Table(rows, live)
 
 
 def _count_normals(engine: Stacked, place: int, state: Any, table: Table, info: Info) -> int:
@@ -221,16 +223,21 @@ def _count_normals(engine: Stacked, place: int, state: Any, table: Table, info: 
 
 def _noise(
     engines: Sequence[Stacked], orders: Sequence[Order], seats: list[Seat], place: int, count: int
-) -> Callable[[int], Tensor]:
-    """The normals [clients, count] of a step: by address on the CPU; on a GPU drawn there, equal in law only."""
+) -> Callable[[int, int], Tensor]:
+    """The normals [steps, clients, count] from a step on: by address on the CPU; on a GPU equal in law only."""
     device = engines[0].store.x.device
     if device.type == "cuda":
         torch.cuda.manual_seed(address(engines[0].seed, orders[0].round, place, seats[0].client, "cuda"))
-        return lambda step: torch.randn(len(seats), count, device=device)
+        return lambda first, steps: torch.randn(steps, len(seats), count, device=device)
     if not count:
-        return lambda step: torch.zeros(len(seats), 0)
+        return lambda first, steps: torch.zeros(steps, len(seats), 0)
     at = [(engines[s.member].seed, orders[s.member].round, s.client, place) for s in seats]
-    return lambda step: torch.stack([normals(count, *where, step, "noise") for where in at])
+
+    def drawn(first: int, steps: int) -> Tensor:
+        made = [normals(count, *where, s, "noise") for s in range(first, first + steps) for where in at]
+        return torch.stack(made).reshape(steps, len(seats), count)
+
+    return drawn
 
 
 def _outcomes(

@@ -16,11 +16,10 @@ from fedbayes.noise import Tape
 
 
 class Table(NamedTuple):
-    """Row numbers and live flags of a phase, [steps, clients, batches, B]; `full`: nothing is padding."""
+    """Row numbers and live flags of a phase, [steps, clients, batches, B]; without flags nothing is padding."""
 
     rows: Tensor
-    live: Tensor
-    full: bool
+    live: Tensor | None
 
 
 class Clients(NamedTuple):
@@ -50,22 +49,28 @@ class Clients(NamedTuple):
         return argument if axis is None else tree_map(lambda t: t[0], argument)
 
 
-def stacked_step(phase: Phase, together: Clients, store: Store, full: bool) -> Callable[..., Any]:
-    """One step of every client: gather its rows, run its own step."""
+class Work(NamedTuple):
+    """The steps of one phase for the clients of a chunk. `noise(first, steps)` gives [steps, clients, normals]."""
 
-    def one(state: Any, xs: Tensor, ys: Tensor, live: Tensor, noise: Tensor, at: Tensor, info: Info) -> Any:
-        masks = [None] * phase.batches if full else list(live.unbind(0))
+    phase: Phase
+    together: Clients
+    table: Table
+    noise: Callable[[int, int], Tensor]
+    info: Info
+    store: Store
+
+
+def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[..., Any]:
+    """One step of every client on batches [clients, batches, B, ...]: the client's own step, under vmap."""
+
+    def one(state: Any, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, at: Tensor, info: Info) -> Any:
+        masks = [None] * phase.batches if live is None else list(live.unbind(0))
         made = tuple(Batch(a, b, mask, at) for a, b, mask in zip(xs.unbind(0), ys.unbind(0), masks))
         new = phase.step(state, made[0] if phase.batches == 1 else made, Tape(noise), info)
         # A client whose steps are over waits for the others unchanged.
-        return new if full else only_if(live.any(), new, state)
+        return new if live is None else only_if(live.any(), new, state)
 
-    over = together.over(one, (0, 0, 0, 0, 0, None, together.info))
-
-    def step(state: Any, rows: Tensor, live: Tensor, noise: Tensor, at: Tensor, info: Info) -> Any:
-        return over(state, store.x[rows], store.y[rows], live, noise, at, info)
-
-    return step
+    return together.over(one, (0, 0, 0, 0 if masked else None, 0, None, together.info))
 
 
 MODES = ("graph", "compiled", "eager")  # from the fastest down; each falls back on the next
@@ -79,103 +84,70 @@ class Steps:
         self.notes: list[str] = []
         self._made: dict[Any, Any] = {}
 
-    def run(
-        self,
-        phase: Phase,
-        together: Clients,
-        state: Any,
-        table: Table,
-        noise: Callable[[int], Tensor],
-        info: Info,
-        store: Store,
-    ) -> Any:
-        """The state after all steps of the table. `noise(step)` gives the normals of a step."""
+    def run(self, work: Work, state: Any) -> Any:
+        """The state after all steps of the work's table."""
         while True:
             try:
-                if self.mode == "graph":
-                    return self._replay(phase, together, state, table, noise, info, store)
-                return self._run(phase, together, state, table, noise, info, store)
+                return self._replay(work, state) if self.mode == "graph" else self._run(work, state)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 if self.mode == "eager":
                     raise
                 lower = MODES[MODES.index(self.mode) + 1]
-                first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                first = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 self.notes.append(f"steps run {lower} instead of {self.mode}: {first[:160]}")
                 self.mode = lower
                 self._made.clear()
 
-    def _run(
-        self,
-        phase: Phase,
-        together: Clients,
-        state: Any,
-        table: Table,
-        noise: Callable[[int], Tensor],
-        info: Info,
-        store: Store,
-    ) -> Any:
-        device = store.x.device
-        rows, live = table.rows.to(device), table.live.to(device)
-        step = self._step(phase, together, store, table.full)
-        numbers = torch.arange(len(rows), device=device)
-        for s, (r, on, at) in enumerate(zip(rows.unbind(0), live.unbind(0), numbers.unbind(0))):
-            state = step(state, r, on, noise(s), at, info)
+    def _run(self, work: Work, state: Any) -> Any:
+        x, y = work.store.x, work.store.y
+        rows = work.table.rows.to(x.device)
+        flags = [None] * len(rows) if work.table.live is None else work.table.live.to(x.device).unbind(0)
+        step = self._step(work)
+        numbers = torch.arange(len(rows), device=x.device)
+        for s, (r, live, at) in enumerate(zip(rows.unbind(0), flags, numbers.unbind(0))):
+            state = step(state, x[r], y[r], live, work.noise(s, 1)[0], at, work.info)
         return state
 
-    def _step(self, phase: Phase, together: Clients, store: Store, full: bool) -> Callable[..., Any]:
+    def _step(self, work: Work) -> Callable[..., Any]:
+        masked = work.table.live is not None
         if self.mode == "eager":
-            return stacked_step(phase, together, store, full)
-        key = (id(phase.step), together, full)
+            return stacked_step(work.phase, work.together, masked)
+        key = (id(work.phase.step), work.together, masked)
         if key not in self._made:
-            step = stacked_step(phase, together, store, full)
+            step = stacked_step(work.phase, work.together, masked)
             self._made[key] = torch.compile(step, fullgraph=True, dynamic=False)
         return self._made[key]
 
-    def _replay(
-        self,
-        phase: Phase,
-        together: Clients,
-        state: Any,
-        table: Table,
-        noise: Callable[[int], Tensor],
-        info: Info,
-        store: Store,
-    ) -> Any:
-        key = ("graph", id(phase.step), together, table.full, len(table.rows))
+    def _replay(self, work: Work, state: Any) -> Any:
+        key = ("graph", id(work.phase.step), work.together, work.table.live is None, len(work.table.rows))
         if key not in self._made:
-            step = self._step(phase, together, store, table.full)
-            self._made[key] = Graph(step, state, table, noise, info, store.x.device)
-        return self._made[key](state, table, info)
+            self._made[key] = Graph(self._step(work), work, state)
+        return self._made[key](work, state)
 
 
 class Graph:
     """The steps of a phase captured once and replayed: inputs are copied into fixed buffers, noise is drawn inside."""
 
-    UNROLL = 10
+    UNROLL = 20  # steps of one replay; rows and noise of all of them are gathered and drawn at once
 
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        state: Any,
-        table: Table,
-        noise: Callable[[int], Tensor],
-        info: Info,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, step: Callable[..., Any], work: Work, state: Any) -> None:
+        device = work.store.x.device
         self.state = tree_map(torch.clone, state)
-        self.info = tree_map(torch.clone, info)
-        self.rows, self.live = table.rows.to(device), table.live.to(device)
+        self.info = tree_map(torch.clone, work.info)
+        self.table = Table(*(None if t is None else t.to(device, copy=True) for t in work.table))  # type: ignore[arg-type]
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
 
         def advance(times: int) -> None:
-            now = self.state
-            for _ in range(times):
-                rows, live = self.rows.index_select(0, self.at)[0], self.live.index_select(0, self.at)[0]
-                now = step(now, rows, live, noise(0), self.at[0], self.info)
-                self.at += 1
+            now, at = self.state, self.at + torch.arange(times, device=device)
+            rows = self.table.rows.index_select(0, at)
+            flags = [None] * times if self.table.live is None else self.table.live.index_select(0, at).unbind(0)
+            xs, ys, noise = work.store.x[rows], work.store.y[rows], work.noise(0, times)
+            for s in range(times):
+                now = step(now, xs[s], ys[s], flags[s], noise[s], at[s], self.info)
             _copy(self.state, now)
+            self.at += times
 
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
@@ -185,27 +157,25 @@ class Graph:
                 advance(1)
         torch.cuda.current_stream().wait_stream(aside)
         self.graphs = {}
-        for times in {1, min(self.UNROLL, len(table.rows))}:
+        for times in {1, min(self.UNROLL, len(work.table.rows))}:
             self.at.zero_()
             self.graphs[times] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graphs[times]):
                 advance(times)
 
-    def __call__(self, state: Any, table: Table, info: Info) -> Any:
+    def __call__(self, work: Work, state: Any) -> Any:
         """The state after the table's steps; a fresh copy, for the buffers are used again."""
-        _copy(self.state, state)
-        _copy(self.info, info)
-        self.rows.copy_(table.rows, non_blocking=True)
-        self.live.copy_(table.live, non_blocking=True)
+        _copy((self.state, self.info, self.table), (state, work.info, work.table))
         self.at.zero_()
-        many = max(self.graphs)
-        for _ in range(len(table.rows) // many):
+        many, steps = max(self.graphs), len(work.table.rows)
+        for _ in range(steps // many):
             self.graphs[many].replay()
-        for _ in range(len(table.rows) % many):
+        for _ in range(steps % many):
             self.graphs[1].replay()
         return tree_map(torch.clone, self.state)
 
 
 def _copy(into: Any, values: Any) -> None:
     for a, b in zip(tree_leaves(into), tree_leaves(values)):
-        a.copy_(b)
+        if a is not None:
+            a.copy_(b, non_blocking=True)

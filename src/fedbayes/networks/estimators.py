@@ -81,8 +81,7 @@ def plan(model: Model, part: str, x: Tensor, estimator: str) -> Plan:
     tape = Tape()
     means = model.layouts[part].join(weights)
     with torch.no_grad():
-        buffers = {n: t.clone() for n, t in weights.items()}
-        forward(model, part, means, torch.ones_like(means), buffers, x, tape, None, made)
+        forward(model, part, means, torch.ones_like(means), weights, x, tape, None, made)
     return made._replace(normals=tape.used, stacks=_stacks(model, part, means, weights, x, tape.used, made))
 
 
@@ -141,7 +140,7 @@ def forward(
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Output for one draw from N(mean, scale^2), with the weights used and the buffer vectors after it.
 
-    `others` are the named tensors of the parts that are points; its buffers must be clones.
+    `others` are the named tensors of the parts that are points, and of the buffers.
     """
     means, scales = model.layouts[part].split(mean), model.layouts[part].split(scale)
     weights = {n: m if n in made.taken else m + scales[n] * tape(m) for n, m in means.items()}

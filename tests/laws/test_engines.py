@@ -1,0 +1,212 @@
+"""Engines only carry: on the same seed every method gives the same answer in each of them."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedbayes as fb
+from fedbayes.data import from_clients
+from fedbayes.engine.stacked import Stacked, train_together
+from fedbayes.engine.steps import Steps
+from fedbayes.training import Memory, fit, prepare, rounds
+
+
+def sites(sizes: list[int], *, features: int = 6, classes: int = 3) -> fb.data.Clients:
+    random = torch.Generator().manual_seed(0)
+    pairs = []
+    for n in sizes:
+        x = torch.randn(n, features, generator=random, dtype=torch.float64)
+        pairs.append((x, torch.randint(classes, (n,), generator=random)))
+    return from_clients(pairs, test=pairs[0], kind="classes", classes=classes)
+
+
+UNEQUAL = [3, 30, 7, 16, 22]  # sizes differ tenfold
+
+
+class BatchNormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8, bias=False)  # BatchNorm removes a bias: Adam would step on its rounding errors
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.3)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.drop(torch.relu(self.norm(self.first(x)))))
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 3)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.conv(x[:, None])).flatten(1))
+
+
+NETWORKS = {
+    "mlp": lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
+    "batchnorm, dropout": BatchNormed,
+    "convolution": Convolved,
+}
+METHODS = {
+    "fedavg": {},
+    "fedavg, momentum, decay, server": {"momentum": 0.9, "weight_decay": 0.01, "server": "adam", "server_lr": 0.1},
+    "fedavg, discrepancy": {"weighting": "discrepancy"},
+    "fedprox": {"proximal": 0.1},
+    "feduab": {"test_draws": 2},
+    "feduab, 3 draws": {"train_draws": 3},
+    "fedvi, weight": {"estimator": "weight", "kl": "blundell"},
+    "fedvi, flipout, adam": {"estimator": "flipout", "optimiser": "adam", "lr": 0.01, "kl": "1/n"},
+    "fedvi, wc, distance": {"rule": "wc", "weighting": "distance", "prior": "fixed", "kl": "1/B"},
+    "fedvi, dwc": {"rule": "dwc", "lr_decay": 0.5},
+}
+
+
+def one_round(network: str, method: str, engine: str, sizes: list[int], **options: object) -> fb.Run:
+    torch.manual_seed(3)
+    made = fb.methods.method_named(method.split(",")[0], {"batch": 5, "epochs": 2, **METHODS[method]})
+    run = fit(NETWORKS[network]().double(), sites(sizes), method=made, rounds=1, seed=4, engine=engine, **options)
+    return run
+
+
+def same(a: fb.Run, b: fb.Run, tolerance: float) -> None:
+    for part in a.parts:
+        for field in ("mean", "scale"):
+            if hasattr(a.parts[part], field):
+                torch.testing.assert_close(
+                    getattr(a.parts[part], field), getattr(b.parts[part], field), rtol=tolerance, atol=tolerance
+                )
+
+
+@pytest.mark.parametrize("sizes", [UNEQUAL, [10, 10, 10]], ids=["unequal", "equal"])
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_loop_and_stacked_agree_to_rounding(network: str, method: str, sizes: list[int]) -> None:
+    loop, stacked = one_round(network, method, "loop", sizes), one_round(network, method, "stacked", sizes)
+    assert stacked.journal[0].get("notes") is None, "the stacked engine fell back"
+    same(loop, stacked, 1e-9)
+    assert loop.journal[0]["train"] == pytest.approx(stacked.journal[0]["train"], rel=1e-6)
+
+
+def test_the_choice_of_chunks_changes_nothing() -> None:
+    torch.manual_seed(3)
+    network = NETWORKS["mlp"]().double()
+    answers = []
+    for chunk in (1, 2, 5):
+        task = prepare(network, sites(UNEQUAL), method="feduab", rounds=1, seed=4)
+        task.engine.chunk = chunk
+        (progress, _), *_ = rounds(task, task.begin(), Memory())
+        answers.append(progress.state.broadcast["model"].mean)
+    torch.testing.assert_close(answers[0], answers[1], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(answers[0], answers[2], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feduab"])
+def test_a_sweep_equals_its_members_run_alone(method: str) -> None:
+    data = sites(UNEQUAL)
+    torch.manual_seed(3)
+    network = NETWORKS["mlp"]().double()
+    tasks = [
+        prepare(network, data, method=fb.methods.method_named(method, {"lr": lr}), rounds=1, cohort=3, seed=seed)
+        for lr, seed in ((0.05, 0), (0.1, 0), (0.05, 1))
+    ]
+    orders = [task.open(task.begin()) for task in tasks]
+    owns = [Memory().get for _ in tasks]
+    together = train_together([task.engine for task in tasks], orders, owns)
+    for task, order, own, outcome in zip(tasks, orders, owns, together):
+        alone = task.engine.train(order, own)
+        assert outcome.terms is not None
+        for part, statistics in alone.terms.items():
+            for key, value in statistics.items():
+                torch.testing.assert_close(outcome.terms[part][key], value, rtol=1e-9, atol=1e-9)
+
+
+def test_a_diverging_client_is_left_out_of_a_stack_as_of_a_loop() -> None:
+    data = sites([10, 10, 10])
+    data.data.x[data.train_rows(1)] = 1e30
+    runs = []
+    for engine in ("loop", "stacked"):
+        torch.manual_seed(3)
+        runs.append(fit(NETWORKS["mlp"]().double(), data, method="fedavg", rounds=2, engine=engine))
+    assert list(runs[0].journal[0]["left_out"]) == list(runs[1].journal[0]["left_out"])
+    same(*runs, 1e-9)
+
+
+class Stubborn(nn.Module):
+    """A network that vmap can't take: it looks at a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x)
+        return out * 2 if out.sum().item() > 1e9 else out
+
+
+def test_a_network_that_vmap_cannot_take_runs_in_the_loop_and_says_so() -> None:
+    torch.manual_seed(3)
+    network = Stubborn().double()
+    stacked = fit(network, sites(UNEQUAL), method="fedavg", rounds=2, engine="stacked")
+    loop = fit(network, sites(UNEQUAL), method="fedavg", rounds=2, engine="loop")
+    assert "loop instead of stacked" in stacked.journal[0]["notes"][0]
+    assert "notes" not in stacked.journal[1]
+    same(stacked, loop, 0.0)
+
+
+def test_a_compilation_that_fails_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    torch.manual_seed(3)
+    network = NETWORKS["mlp"]().double()
+    compiled = fit(network, sites(UNEQUAL), method="feduab", rounds=1, engine="stacked", compile="on")
+    plain = fit(network, sites(UNEQUAL), method="feduab", rounds=1, engine="stacked", compile="off")
+    assert compiled.journal[0]["notes"] == ["steps run eager instead of compiled: no C++ compiler"]
+    same(compiled, plain, 1e-12)
+
+
+def test_out_of_memory_means_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Steps.run
+
+    def small_memory(self: Steps, work: object, state: object) -> object:
+        if work.together.size > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(self, work, state)
+
+    torch.manual_seed(3)
+    network = NETWORKS["mlp"]().double()
+    plain = fit(network, sites([10] * 5), method="fedavg", rounds=1, engine="stacked")
+    monkeypatch.setattr(Steps, "run", small_memory)
+    cramped = fit(network, sites([10] * 5), method="fedavg", rounds=1, engine="stacked")
+    assert "2 clients at once" in cramped.journal[0]["notes"][0]
+    same(cramped, plain, 1e-10)
+
+
+def test_compiled_steps_agree_with_eager_ones() -> None:
+    torch.manual_seed(3)
+    network, data = NETWORKS["mlp"]().double(), sites([10] * 3)
+    compiled = fit(network, data, method="feduab", rounds=1, engine="stacked", compile="on")
+    eager = fit(network, data, method="feduab", rounds=1, engine="stacked", compile="off")
+    if "notes" in compiled.journal[0]:
+        pytest.skip(f"nothing can be compiled here: {compiled.journal[0]['notes'][0]}")
+    same(compiled, eager, 1e-10)
+
+
+def test_ghosts_fill_a_compiled_chunk_without_changing_the_sum() -> None:
+    torch.manual_seed(3)
+    network, data = NETWORKS["mlp"]().double(), sites([10] * 5)
+    task = prepare(network, data, method="fedavg", rounds=1, engine="stacked")
+    order = task.open(task.begin())
+    plain = task.engine.train(order, Memory().get)
+    task.engine.steps.mode = "as if compiled"
+    task.engine.chunk = 3
+    monkey = Steps("eager")
+    task.engine.steps._run, task.engine.steps._step = monkey._run, monkey._step
+    ghosts = task.engine.train(order, Memory().get)
+    assert isinstance(task.engine, Stacked)
+    torch.testing.assert_close(ghosts.terms["model"]["mean"], plain.terms["model"]["mean"], rtol=1e-12, atol=1e-12)
+    assert ghosts.counted == plain.counted == 5
