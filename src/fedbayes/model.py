@@ -137,7 +137,7 @@ class Model:
         if rest.names:
             raise ValueError(f"{len(rest.names)} weights are in no part, first {rest.names[0]!r}; add a part with '*'")
         buffers = dict(module.named_buffers())
-        recast = {}
+        recast: dict[str, torch.dtype] = {}
         for part, real in (("buffers", True), ("counters", False)):
             layouts[part] = Layout.of({n: b for n, b in buffers.items() if b.is_floating_point() == real})
             together = layouts[part].join(buffers).dtype
