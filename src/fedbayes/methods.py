@@ -34,6 +34,7 @@ class Setting:
     frozen: tuple[str, ...] = ()
     prepare: Callable[[Tensor], Tensor] | None = None
     units: tuple[Tensor, Tensor] | None = None
+    bfloat16: bool = False
 
 
 @dataclass(frozen=True)
@@ -280,6 +281,7 @@ def _model(setting: Setting, points: list[str] | None) -> Model:
         frozen=setting.frozen,
         prepare=setting.prepare,
         units=setting.units,
+        bfloat16=setting.bfloat16,
     )
 
 

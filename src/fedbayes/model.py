@@ -109,6 +109,7 @@ class Model:
     unusual: bool  # whether it may call dropout or BatchNorm, which are then done our way
     prepare: Callable[[Tensor], Tensor]
     units: tuple[Tensor, Tensor] | None  # shift and scale from standardised targets back to the original units
+    bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
     recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers that need a tensor of their own, by type
 
     @classmethod
@@ -121,6 +122,7 @@ class Model:
         frozen: Iterable[str] = (),
         prepare: Callable[[Tensor], Tensor] | None = None,
         units: tuple[Tensor, Tensor] | None = None,
+        bfloat16: bool = False,
     ) -> Model:
         """Cut the trainable weights into parts by pattern; each weight goes to the first part that matches it.
 
@@ -152,7 +154,12 @@ class Model:
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
-        return cls(module, still, dropping, likelihood, layouts, unusual, prepare or to_float, units, recast)
+        return cls(module, still, dropping, likelihood, layouts, unusual, prepare or to_float, units, bfloat16, recast)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it has convolutions, which a CPU runs faster one after another than stacked."""
+        return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self.module.modules())
 
     @property
     def trainable(self) -> dict[str, Layout]:
@@ -188,16 +195,23 @@ class Model:
         names = [n for part in STATIC if part in self.layouts for n in self.layouts[part].names]
         weights = {**weights, **{n: weights[n].clone() for n in names}}
         with Takeover(taken) if taken else nullcontext():
-            output = functional_call(self.module, _of_module(weights), (self.inputs(x),))
+            output = self._call(self.module, weights, x)
         static = {part: self.layouts[part].join(weights) for part in STATIC if part in self.layouts}
         return output, static
 
     def output(self, weights: Weights, x: Tensor, tape: Tape | None = None) -> Tensor:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
         if tape is None:
-            return functional_call(self.still, _of_module(weights), (self.inputs(x),))
+            return self._call(self.still, weights, x)
         with Takeover(training_handlers(tape, None)):
-            return functional_call(self.dropping, _of_module(weights), (self.inputs(x),))
+            return self._call(self.dropping, weights, x)
+
+    def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
+        tensors = _of_module(weights)
+        if not self.bfloat16:
+            return functional_call(module, tensors, (self.inputs(x),))
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return functional_call(module, tensors, (self.inputs(x),)).float()
 
     def nll(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
         """Mean negative log-likelihood over the live rows of a batch."""

@@ -80,7 +80,7 @@ def predictive(
     draws: int = 1,
     seed: int = 0,
     dropout: bool = False,
-    batch: int = 1024,
+    batch: int | None = None,
 ) -> Predictive:
     """Predict N inputs with `draws` draws of the weights, the same draws for every input.
 
@@ -89,6 +89,8 @@ def predictive(
     """
     if all(isinstance(q, Point) for q in parts.values()) and not dropout:
         draws = 1
+    if batch is None:
+        batch = 1024 if x.device.type == "cpu" else 16384
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # For what can't be taken over, such as alpha dropout.
         torch.manual_seed(address(seed, "predict", "torch"))
@@ -129,10 +131,10 @@ def _each_draw(
         tape = Tape()
         model.output(model.weights({part: v[0] for part, v in drawn.items()}), x, tape)
         noise = torch.randn(count, tape.used, generator=generator(*place)).to(x.device)
-    try:
-        return vmap(one, in_dims=(0, None if noise is None else 0), randomness="different")(drawn, noise)
-    except (RuntimeError, ValueError):  # a network that vmap can't take: one draw at a time
-        rows = [
-            one({part: v[z] for part, v in drawn.items()}, None if noise is None else noise[z]) for z in range(count)
-        ]
-        return torch.stack([m for m, _ in rows]), torch.stack([v for _, v in rows])
+    if count > 1 and not (x.device.type == "cpu" and model.convolves):
+        try:
+            return vmap(one, in_dims=(0, None if noise is None else 0), randomness="different")(drawn, noise)
+        except (RuntimeError, ValueError):
+            pass  # a network that vmap can't take; what is wrong with it otherwise shows below
+    rows = [one({part: v[z] for part, v in drawn.items()}, None if noise is None else noise[z]) for z in range(count)]
+    return torch.stack([m for m, _ in rows]), torch.stack([v for _, v in rows])

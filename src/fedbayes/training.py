@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from fedbayes.clients.client import Own
 from fedbayes.data import Clients, from_clients
-from fedbayes.engine.choice import choose, quick_cpu
+from fedbayes.engine.choice import PRECISIONS, choose, quick_cpu, tensor_cores
 from fedbayes.engine.loop import Store
+from fedbayes.engine.stacked import train_together
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import FederationState, Order, Outcome, Program, begin, close_round, cohort_size, open_round
 from fedbayes.methods import Method, Setting, method_named
@@ -69,6 +70,7 @@ class Task:
     validation: Tensor  # rows held out for early stopping, pooled over clients; empty without
     engine: Any
     choice: str  # which engine runs, and why
+    precision: str
     rounds: int
     cohort: int
     seed: int
@@ -106,6 +108,7 @@ def prepare(
     device: str = "cpu",
     engine: str = "auto",
     compile: str = "auto",
+    precision: str = "float32",
     likelihood: Likelihood | None = None,
     frozen: tuple[str, ...] = (),
     dropout: float = 0.0,
@@ -129,6 +132,8 @@ def prepare(
         if not len(held):
             raise InputError(f"validation: a share of {validation} leaves no client a row to hold out; raise it")
     where = _device(device)
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
     data = clients.data
     scale = data.target_scale
     setting = Setting(
@@ -138,6 +143,7 @@ def prepare(
         frozen,
         data.prepare,
         None if scale is None else (scale.mean, scale.std),
+        precision == "bf16",
     )
     _try_network(setting, clients)
     program = method.build(setting)
@@ -151,7 +157,9 @@ def prepare(
         store = store._replace(server=server_data)
     typical = int(clients.sizes.max())
     made, line = choose(program, store, seed=seed, engine=engine, compile=compile, rounds=rounds, size=typical)
-    return Task(program, clients, held, made, line, rounds, size, seed, dropout, patience, evaluate_every, where)
+    return Task(
+        program, clients, held, made, line, precision, rounds, size, seed, dropout, patience, evaluate_every, where
+    )
 
 
 def rounds(
@@ -164,11 +172,37 @@ def rounds(
     while not task.done(progress):
         started = time.perf_counter()
         order = task.open(progress)
-        with quick_cpu():
+        with quick_cpu(), tensor_cores(task.precision):
             outcome = task.engine.train(order, own.get, after_client)
             progress, record = close(task, progress, own, order, outcome)
         record["seconds"] = time.perf_counter() - started
         yield progress, record
+
+
+def rounds_together(
+    tasks: Sequence[Task], starts: Sequence[Progress], owns: Sequence[OwnStore]
+) -> Iterator[list[tuple[Progress, dict[str, Any]] | None]]:
+    """Rounds of several federations as one program each: a sweep over seeds, splits and scalar options.
+
+    Yields one entry a task and round, None where a task is done. All need the stacked engine, one network, one data
+    set, and methods that differ in scalar options only.
+    """
+    progress = list(starts)
+    while live := [m for m, task in enumerate(tasks) if not task.done(progress[m])]:
+        started = time.perf_counter()
+        lead = tasks[live[0]]
+        orders = [tasks[m].open(progress[m]) for m in live]
+        made: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
+        with quick_cpu(), tensor_cores(lead.precision):
+            outcomes = train_together([tasks[m].engine for m in live], orders, [owns[m].get for m in live])
+            for m, order, outcome in zip(live, orders, outcomes):
+                progress[m], record = close(tasks[m], progress[m], owns[m], order, outcome)
+                made[m] = (progress[m], record)
+        seconds = (time.perf_counter() - started) / len(live)
+        for entry in made:
+            if entry is not None:
+                entry[1]["seconds"] = seconds
+        yield made
 
 
 def close(

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from fedbayes.engine.batches import steps_in_epoch
 from fedbayes.engine.loop import Loop, Store
@@ -23,7 +22,6 @@ COMPILE: dict[str, str | None] = {"auto": None, "off": "eager", "on": "compiled"
 
 # Compiling takes about half a minute; a stacked step saves 1 to 10 ms by it. So it pays from some 10^4 steps on.
 STEPS_WORTH_COMPILING = {"cpu": 20_000, "cuda": 2_000}
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def choose(
@@ -47,11 +45,10 @@ def choose(
         raise unknown("compile", compile, COMPILE)
     device = store.x.device.type
     steps = rounds * sum(steps_in_epoch(size, phase) * phase.epochs for phase in program.client.phases)
-    convolutions = any(isinstance(layer, CONVOLUTIONS) for layer in program.model.module.modules())
     if engine == "loop":
         return Loop(program, store, seed=seed), "engine loop, as asked"
     mode, why = _mode(compile, device, steps)
-    if engine == "auto" and device == "cpu" and convolutions and chunk is None:
+    if engine == "auto" and device == "cpu" and program.model.convolves and chunk is None:
         chunk = 1  # stacked convolutions are slower than one after another on a CPU
         why += "; convolutions run client by client on a CPU"
     made = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode))
@@ -71,6 +68,24 @@ def _mode(compile: str, device: str, steps: int) -> tuple[str, str]:
     if device == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         return "eager", f"{about}, but there is no C++ compiler (g++ or clang++)"
     return ("graph" if device == "cuda" else "compiled"), about
+
+
+PRECISIONS = {
+    "float32": "all in float32",
+    "tf32": "float32 with TF32 products on a GPU",
+    "bf16": "network in bfloat16 by autocast, posteriors in float32",
+}
+
+
+@contextmanager
+def tensor_cores(precision: str) -> Iterator[None]:
+    """Matrix products of float32 in TF32 where asked for."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedbayes.study.folders import Arrays, RunFiles
@@ -37,11 +37,10 @@ class Bar:
         self.console = console
         self.progress = Progress(
             TextColumn("{task.fields[method]:<10}"),
-            BarColumn(bar_width=24),
-            TextColumn("round {task.fields[round]}/{task.fields[rounds]}"),
+            BarColumn(bar_width=14),
+            TextColumn("{task.fields[round]}/{task.fields[rounds]}"),
             TextColumn("{task.fields[live]}", style="cyan"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
             disable=not console.is_terminal,
         )
@@ -137,7 +136,7 @@ def samples_text(arrays: Arrays) -> list[str]:
     classes, methods = arrays["class_names"].tolist(), arrays["methods"].tolist()
     for i, name in enumerate(arrays["names"].tolist()):
         label = int(arrays["labels"][i])
-        truth = f"a {classes[label]}" if label >= 0 else "the letter A, which no client ever saw"
+        truth = f"a {classes[label]}" if label >= 0 else "stripes, which no client ever saw"
         beside = []
         for method in methods:
             beside += _bars(method, arrays, i, classes)
@@ -157,7 +156,15 @@ def _bars(method: str, arrays: Arrays, i: int, classes: list[str]) -> list[str]:
     parts = {part: float(arrays[f"{method}/{part}"][i].sum()) for part in ("aleatoric", "epistemic")}
     said = "   ".join(f"{classes[c]} {probs[c]:6.1%}" for c in top)
     shown = [f"{method:<9} {said}"]
-    return shown + [f"{'':<9} {part} {_bar(value)} {value:.3f}" for part, value in parts.items()]
+    shown += [f"{'':<9} {part} {_bar(value)} {value:.3f}" for part, value in parts.items()]
+    if parts["epistemic"]:
+        shown[-1] += f", {beyond(float(arrays[f'{method}/rank'][i]))}"
+    return shown
+
+
+def beyond(rank: float) -> str:
+    """How unusual an epistemic part is, in words."""
+    return f"above {min(rank, 0.99):.0%} of the test set"
 
 
 def _bar(value: float, width: int = 20) -> str:

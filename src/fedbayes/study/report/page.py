@@ -12,7 +12,7 @@ from fedbayes.study.experiment import to_toml
 from fedbayes.study.folders import Arrays, RunFiles, arrays_in, runs_in
 from fedbayes.study.report.charts import Curve, heat_map, line_chart
 from fedbayes.study.report.pictures import data_address
-from fedbayes.study.terminal import TITLES
+from fedbayes.study.terminal import TITLES, beyond
 
 COLOURS = 6
 CURVES = {"accuracy": "Accuracy", "rmse": "RMSE", "nll": "NLL", "ece": "ECE", "crps": "CRPS"}
@@ -145,7 +145,7 @@ def predictions(m: Material) -> str:
 def _card(arrays: Arrays, i: int) -> str:
     classes = arrays["class_names"].tolist()
     label = int(arrays["labels"][i])
-    truth = f"a {classes[label]}" if label >= 0 else "the letter A, of no class"
+    truth = f"a {classes[label]}" if label >= 0 else "stripes, of no class"
     head = f"<h3>{escape(str(arrays['names'][i]))}: {escape(truth)}</h3>"
     picture = f'<img src="{data_address(arrays["images"][i])}" alt="{escape(truth)}" width="96" height="96">'
     said = []
@@ -153,6 +153,8 @@ def _card(arrays: Arrays, i: int) -> str:
         probs = arrays[f"{method}/probs"][i]
         bars = [_bar(classes[c], float(probs[c]), "prob") for c in (-probs).argsort()[:3].tolist()]
         bars += [_bar(p, float(arrays[f"{method}/{p}"][i].sum()), p) for p in ("aleatoric", "epistemic")]
+        if arrays[f"{method}/epistemic"][i].any():
+            bars.append(f"<small>epistemic {beyond(float(arrays[f'{method}/rank'][i]))}</small>")
         said.append(f"<div><h4>{escape(method)}</h4>{''.join(bars)}</div>")
     return f'<article>{head}<div class="sample">{picture}<div class="said">{"".join(said)}</div></div></article>'
 
