@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from run_content import content, same
 
 from fedbayes.study.experiment import to_toml
@@ -36,9 +35,8 @@ def test_a_run_killed_at_every_step_on_disk_resumes_exactly(tiny, tmp_path):
     assert [row for row in outcomes if not row["equal"] or row["left"]] == [], made.stderr
 
 
-@pytest.mark.parametrize("engine", ["loop", "auto"])
-def test_a_command_killed_from_outside_resumes_exactly(tiny, tmp_path, engine):
-    experiment = replace(tiny, rounds=25, evaluate_every=10, checkpoint_every=3, engine=engine)
+def test_a_command_killed_from_outside_resumes_exactly_on_the_default_engine(tiny, tmp_path):
+    experiment = replace(tiny, rounds=25, evaluate_every=10, checkpoint_every=3, engine="auto")
     run(experiment, tmp_path / "whole")
     (tmp_path / "x.toml").write_text(to_toml(experiment))
     command = [sys.executable, "-m", "fedbayes", "run", tmp_path / "x.toml", "--output", tmp_path / "cut"]

@@ -13,19 +13,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from fedbayes.study.folders import Arrays, RunFiles
+from fedbayes.study.wording import TITLES, best_of, beyond
 
-TITLES = {
-    "accuracy": "accuracy ↑",
-    "exact_match": "exact match ↑",
-    "nll": "NLL ↓",
-    "brier": "Brier ↓",
-    "ece": "ECE ↓",
-    "mce": "MCE ↓",
-    "rmse": "RMSE ↓",
-    "crps": "CRPS ↓",
-    "coverage50": "in 50 %",
-    "coverage90": "in 90 %",
-}
 LIVE = ("accuracy", "rmse", "nll", "ece")
 SHADES = " .:-=+*#%@"
 
@@ -111,17 +100,11 @@ def closing_table(runs: Iterable[RunFiles]) -> Table:
         table.add_column(TITLES[name], justify="right")
     table.add_column("rounds", justify="right")
     table.add_column("seconds", justify="right")
-    best = {name: _best(name, [run.scores[name] for run in runs if name in run.scores]) for name in names}
+    best = {name: best_of(name, [run.scores[name] for run in runs if name in run.scores]) for name in names}
     for run in runs:
         cells = [_cell(run.scores.get(name), best[name] if len(runs) > 1 else None) for name in names]
         table.add_row(run.name, *cells, str(len(run.records)), f"{run.seconds:.1f}")
     return table
-
-
-def _best(name: str, values: list[float]) -> float | None:
-    if "↑" in TITLES[name]:
-        return max(values)
-    return min(values) if "↓" in TITLES[name] else None
 
 
 def _cell(value: float | None, best: float | None) -> str:
@@ -158,13 +141,8 @@ def _bars(method: str, arrays: Arrays, i: int, classes: list[str]) -> list[str]:
     shown = [f"{method:<9} {said}"]
     shown += [f"{'':<9} {part} {_bar(value)} {value:.3f}" for part, value in parts.items()]
     if parts["epistemic"]:
-        shown[-1] += f", {beyond(float(arrays[f'{method}/rank'][i]))}"
+        shown.append(f"{'':<9} {'':<9} {beyond(float(arrays[f'{method}/rank'][i]))}")
     return shown
-
-
-def beyond(rank: float) -> str:
-    """How unusual an epistemic part is, in words."""
-    return f"above {min(rank, 0.99):.0%} of the test set"
 
 
 def _bar(value: float, width: int = 20) -> str:

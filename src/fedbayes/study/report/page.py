@@ -12,7 +12,7 @@ from fedbayes.study.experiment import to_toml
 from fedbayes.study.folders import Arrays, RunFiles, arrays_in, runs_in
 from fedbayes.study.report.charts import Curve, heat_map, line_chart
 from fedbayes.study.report.pictures import data_address
-from fedbayes.study.terminal import TITLES, beyond
+from fedbayes.study.wording import TITLES, best_of, beyond
 
 COLOURS = 6
 CURVES = {"accuracy": "Accuracy", "rmse": "RMSE", "nll": "NLL", "ece": "ECE", "crps": "CRPS"}
@@ -91,10 +91,7 @@ def _unfinished(m: Material) -> str:
 def closing(m: Material) -> str:
     """The closing table: one row a run, the best of each column marked."""
     names = [name for name in TITLES if any(name in run.files.scores for run in m.runs)]
-    best = {}
-    for name in names:
-        values = [run.files.scores[name] for run in m.runs if name in run.files.scores]
-        best[name] = max(values) if "↑" in TITLES[name] else min(values) if "↓" in TITLES[name] else None
+    best = {n: best_of(n, [run.files.scores[n] for run in m.runs if n in run.files.scores]) for n in names}
     head = "".join(f"<th scope=col>{escape(TITLES[name])}</th>" for name in names)
     rows = []
     for run in m.runs:
