@@ -19,6 +19,9 @@ run: $(BIN)/.installed
 test: $(BIN)/.installed lint
 	$(BIN)/python -m pytest
 
+bench: $(BIN)/.installed
+	$(BIN)/python benchmarks/cpu.py
+
 lint: $(BIN)/.installed
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks

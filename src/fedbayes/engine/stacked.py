@@ -165,7 +165,8 @@ def _run_chunk(
             table = _table(engines, orders, seats, place)
             count = _count_normals(lead, place, tree_map(lambda t: t[0], state), table, together.first(info))
             noise = _noise(engines, orders, seats, place, count)
-            state = lead.steps.run(Work(phase, together, table, noise, info, store), state)
+            seed = address(lead.seed, orders[0].round, number, place, "device")
+            state = lead.steps.run(Work(phase, together, table, noise, info, store, seed), state)
         uploads = together.over(client.finish, (0, together.info))(state, info)
         return _outcomes(lead.program, together, seats, uploads, info)
 
@@ -227,7 +228,6 @@ def _noise(
     """The normals [steps, clients, count] from a step on: by address on the CPU; on a GPU equal in law only."""
     device = engines[0].store.x.device
     if device.type == "cuda":
-        torch.cuda.manual_seed(address(engines[0].seed, orders[0].round, place, seats[0].client, "cuda"))
         return lambda first, steps: torch.randn(steps, len(seats), count, device=device)
     if not count:
         return lambda first, steps: torch.zeros(steps, len(seats), 0)

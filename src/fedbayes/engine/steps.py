@@ -58,6 +58,7 @@ class Work(NamedTuple):
     noise: Callable[[int, int], Tensor]
     info: Info
     store: Store
+    seed: int  # of the device's own generator, where the noise is drawn there
 
 
 def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[..., Any]:
@@ -102,6 +103,8 @@ class Steps:
 
     def _run(self, work: Work, state: Any) -> Any:
         x, y = work.store.x, work.store.y
+        if x.device.type == "cuda":
+            torch.cuda.manual_seed(work.seed)
         rows = work.table.rows.to(x.device)
         flags = [None] * len(rows) if work.table.live is None else work.table.live.to(x.device).unbind(0)
         step = self._step(work)
@@ -117,6 +120,8 @@ class Steps:
         key = (id(work.phase.step), work.together, masked)
         if key not in self._made:
             step = stacked_step(work.phase, work.together, masked)
+            # Every run compiles this one function anew; the default limit of eight would end that.
+            torch._dynamo.config.recompile_limit = 1024
             self._made[key] = torch.compile(step, fullgraph=True, dynamic=False)
         return self._made[key]
 
@@ -167,6 +172,7 @@ class Graph:
         """The state after the table's steps; a fresh copy, for the buffers are used again."""
         _copy((self.state, self.info, self.table), (state, work.info, work.table))
         self.at.zero_()
+        torch.cuda.manual_seed(work.seed)  # after the capture, so that a resumed run draws the same
         many, steps = max(self.graphs), len(work.table.rows)
         for _ in range(steps // many):
             self.graphs[many].replay()

@@ -1,0 +1,109 @@
+"""What the benchmark scripts share: settings, timing of rounds, and the file of figures."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import eager
+import torch
+
+import fedbayes as fb
+from fedbayes.networks.papers import network_named
+from fedbayes.training import Memory, Task, prepare, rounds
+
+
+def federation(shape: tuple[int, ...], clients: int, each: int) -> fb.data.Clients:
+    """Random images of a data set's shape: a benchmark of speed needs no real ones."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (clients * each, *shape), generator=random, dtype=torch.uint8)
+    y = torch.randint(10, (clients * each,), generator=random)
+    data = fb.data.from_arrays(x, y, x[:1000], y[:1000], kind="classes", classes=10)
+    return data.split(fb.partition.iid(), clients=clients, seed=0)
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(f: Callable[[], object], device: str, times: int = 1) -> float:
+    """The best of several runs, in seconds."""
+    best = float("inf")
+    for _ in range(times):
+        wait(device)
+        start = time.perf_counter()
+        f()
+        wait(device)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def eager_round(network: str, draws: int, clients: fb.data.Clients, device: str, *, share: int, epochs: int) -> float:
+    """Seconds of a round of the plain loop, measured on `share` clients and one epoch, scaled to all (it is linear)."""
+    x, y = clients.data.x, clients.data.y
+    held = [clients.train_rows(k) for k in range(share)]
+    pairs = [(x[rows].to(device).float() / 255, y[rows].to(device)) for rows in held]
+    model = getattr(eager, network)(bool(draws)).to(device)
+    eager.round_of(model, [(a[:50], b[:50]) for a, b in pairs], batch=10, epochs=1, draws=draws)
+    one = seconds(lambda: eager.round_of(model, pairs, batch=10, epochs=1, draws=draws), device)
+    return one * epochs * 10 / share
+
+
+def task_of(
+    network: str, method: str, options: dict[str, Any], clients: fb.data.Clients, device: str, **rest: Any
+) -> Task:
+    made = fb.methods.method_named(method, options)
+    module = network_named(network, clients.data.shape, 10)
+    return prepare(module, clients, method=made, cohort=10, device=device, evaluate_every=10**9, **rest)
+
+
+def our_round(task: Task, device: str, times: int = 3) -> tuple[float, float, list[str]]:
+    """Seconds of a round (the best of several), of the first with its compilation, and the engine's notes."""
+    taken, notes = [], []
+    steps = rounds(task, task.begin(), Memory())
+    for _ in range(times + 1):
+        start = time.perf_counter()
+        _, record = next(steps)
+        wait(device)
+        taken.append(time.perf_counter() - start)
+        notes += record.get("notes", [])
+    return min(taken[1:]), taken[0], notes
+
+
+def machine(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+class Figures:
+    """Rows of a benchmark, printed as they come and written to a JSON file after each."""
+
+    def __init__(self, path: Path, device: str, at: str | None = None) -> None:
+        self.path = path
+        self.head = {
+            "device": machine(device),
+            "torch": torch.__version__,
+            "date": date.today().isoformat(),
+            "commit": at or commit(),
+        }
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, what: str, **figures: Any) -> None:
+        rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in figures.items()}
+        self.rows.append({"what": what, **rounded})
+        print(f"{what:58s}", "  ".join(f"{k} {v}" for k, v in rounded.items()), flush=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({**self.head, "rows": self.rows}, indent=1) + "\n")
