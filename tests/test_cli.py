@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,11 @@ def test_a_run_prints_progress_a_table_and_the_report(home):
     assert (home / "again" / "report.html").is_file()
     assert fb.load(home / "again").task.cohort == 2
     assert "\x1b" not in said  # no control codes where nobody reads them
+
+
+def test_the_version_is_that_of_the_package():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["version"] == fb.__version__
 
 
 def test_resuming_a_finished_run_says_so(home):

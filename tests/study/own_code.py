@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedbayes.clients.client import Client
-from fedbayes.data import Dataset, from_arrays
+from fedbayes.data import Dataset, from_arrays, from_clients
 from fedbayes.methods import Method, Setting, fedavg
 from fedbayes.posterior import Point
 
@@ -17,6 +17,20 @@ def blobs(rows: int = 96, test: int = 30) -> Dataset:
     y = torch.arange(rows + test) % 3
     x = torch.eye(3)[y][:, :2] * 2 + 0.7 * torch.randn(rows + test, 2, generator=random)
     return from_arrays(x[:rows], y[:rows], x[rows:], y[rows:], name="blobs")
+
+
+def broken_blobs() -> Dataset:
+    """The same with a hole in it."""
+    data = blobs()
+    x = data.x.clone()
+    x[7, 1] = torch.nan
+    return from_arrays(x, data.y, name="blobs")
+
+
+def at_home(rows: int = 20):
+    """Two clients with data of their own."""
+    data = blobs()
+    return from_clients([(data.x[:rows], data.y[:rows]), (data.x[rows:], data.y[rows:])], (data.test_x, data.test_y))
 
 
 def net(shape, outputs, width=6):

@@ -117,6 +117,27 @@ def test_more_rounds_in_config_go_on_from_the_end(tiny, tmp_path):
     assert same(content(tmp_path / "a"), content(tmp_path / "b"))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "feduab"])
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_network_with_buffers_goes_on_exactly(tiny, tmp_path, method, engine):
+    x = replace(tiny, network="own_code:norm_net", data="own_code:at_home", cohort=None, method=method, engine=engine)
+    run(replace(x, rounds=2), tmp_path / "a")
+    (tmp_path / "a" / "config.toml").write_text(to_toml(x))
+    resume(tmp_path / "a")
+    run(x, tmp_path / "b")
+    assert same(content(tmp_path / "a"), content(tmp_path / "b"))
+
+
+def test_code_that_can_not_be_imported_is_given(tiny, tmp_path):
+    network, clients = own_code.norm_net(), own_code.at_home()
+    x = replace(tiny, network="gone:net", data="gone:data", cohort=None, method="fedavg", rounds=2)
+    (made,) = run(x, tmp_path, network=network, clients=clients).values()
+    again = load(tmp_path, network=network, clients=clients)
+    assert torch.equal(again.predict(clients.data.test_x).probs, made.predict(clients.data.test_x).probs)
+    with pytest.raises(InputError, match="can't be imported"):
+        load(tmp_path)
+
+
 def test_early_stopping_survives_a_resume(tiny, tmp_path):
     x = replace(tiny, rounds=30, validation=0.3, patience=1, options={"lr": 5.0})
     (made,) = run(x, tmp_path).values()
@@ -214,6 +235,9 @@ def test_a_client_that_diverges_is_named_in_the_journal_and_the_run_stays_finite
         ({"network": "mpl"}, "did you mean 'mlp'"),
         ({"data": "digit"}, "did you mean 'digits'"),
         ({"data": "own_code:nothing"}, "can't be imported"),
+        ({"data": "own_code:broken_blobs"}, "x is not finite in 1 of 96 rows"),
+        ({"data": "own_code:blobs", "data_options": {"row": 3}}, "data: .*'row'"),
+        ({"clients": 97}, "partition: "),
         ({"network": "no_such_module:x"}, "can't be imported"),
         ({"network": "own_code:blobs"}, "must give a torch.nn.Module"),
         ({"likelihood": "poisson"}, "unknown likelihood"),

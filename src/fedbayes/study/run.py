@@ -32,15 +32,29 @@ class Watch:
     ended: Callable[[str, bool], None] = lambda method, was_finished: None
 
 
-def run(experiment: Experiment, folder: str | Path, watch: Watch | None = None) -> dict[str, Run]:
-    """Train into a folder, one run a method; where the folder holds this experiment already, go on with it."""
+def run(
+    experiment: Experiment,
+    folder: str | Path,
+    watch: Watch | None = None,
+    *,
+    network: nn.Module | None = None,
+    clients: Clients | None = None,
+) -> dict[str, Run]:
+    """Train into a folder, one run a method; where the folder holds this experiment already, go on with it.
+
+    `network` and `clients` stand in for what the experiment names, for code that can't be imported by name.
+    """
     folder = Path(folder)
     check_tables(experiment)
     _refuse_another(experiment, folder)
     with _locked(folder):
-        clients = clients_of(experiment)
-        # Everything is bound before anything is written, so that a wrong name leaves no folder's content behind.
-        tasks = {method: build(experiment.only(method), clients=clients) for method in experiment.all_methods}
+        if clients is None:
+            clients = clients_of(experiment)
+        # Everything is bound before anything is written, so that a wrong name leaves no run behind.
+        tasks = {
+            method: build(experiment.only(method), network=network, clients=clients)
+            for method in experiment.all_methods
+        }
         _write_once(folder / CONFIG, to_toml(experiment))
         made = {}
         for method, task in tasks.items():
@@ -50,9 +64,15 @@ def run(experiment: Experiment, folder: str | Path, watch: Watch | None = None) 
     return made
 
 
-def resume(folder: str | Path, watch: Watch | None = None) -> dict[str, Run]:
+def resume(
+    folder: str | Path,
+    watch: Watch | None = None,
+    *,
+    network: nn.Module | None = None,
+    clients: Clients | None = None,
+) -> dict[str, Run]:
     """Go on with the experiment of a folder from its last checkpoint: same result as if nothing had happened."""
-    return run(experiment_in(folder), folder, watch)
+    return run(experiment_in(folder), folder, watch, network=network, clients=clients)
 
 
 def load(
