@@ -1,5 +1,6 @@
 """Bayesian federated learning: any PyTorch network, trained across clients that keep their data, gives a posterior."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from fedbayes.server.rules import pool
     from fedbayes.study.run import load
     from fedbayes.training import Run, fit
+
+# OpenMP threads that spin while they wait bring a machine to its knees as soon as another process is busy on it.
+# Read when torch is first loaded, so it must be said before.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = [
