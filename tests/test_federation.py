@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from fedbayes import Gaussian, Point, data, pool, training
-from fedbayes.federation import close_round, cohort_size, open_round
+from fedbayes.federation import close_round, cohort_size, contribute, open_round
 from fedbayes.methods import fedavg, fedvi, method_named
+from fedbayes.server.rules import Rule
 from fedbayes.server.weighting import WEIGHTINGS
 from fedbayes.training import Memory, rounds
 
@@ -207,6 +208,26 @@ def test_a_diverged_client_is_left_out_where_the_server_compares_uploads_too():
     assert all(list(r["left_out"]) == ["2"] for r in run.journal)
     assert torch.isfinite(run.posterior.mean).all()
     assert (run.posterior.scale > 0).all()
+
+
+@pytest.mark.parametrize(
+    "q",
+    [
+        Gaussian(torch.zeros(8), torch.tensor([-1.0] + [1.0] * 7)),  # its square looks like any other
+        Gaussian(torch.zeros(8), torch.tensor([0.0] + [1.0] * 7)),
+        Gaussian(torch.tensor([torch.nan] + [0.0] * 7), torch.ones(8)),
+        Gaussian(torch.zeros(8), torch.tensor([torch.inf] + [1.0] * 7)),
+    ],
+    ids=["negative scale", "zero scale", "mean no number", "infinite scale"],
+)
+@pytest.mark.parametrize("rule", ["nwa", "log_pool", "blind"])
+def test_an_upload_that_is_no_distribution_is_not_counted(q, rule):
+    blind = Rule(lambda q, w, reference: {"weight": w.double()}, lambda total, reference: reference, "sees nothing")
+    task = _task(fedvi(rule=blind if rule == "blind" else rule, **FAST))
+    order = open_round(task.program, task.begin().state, clients=5, cohort=5, seed=0)
+    fine, info = task.engine.client(order, 0, None)
+    assert contribute(task.program, fine, info)[1]
+    assert not contribute(task.program, fine._replace(parts={"model": q}), info)[1]
 
 
 def _overfitting():

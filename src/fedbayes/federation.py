@@ -125,7 +125,7 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
         q = upload.parts[part]
         checked.append(q.mean)
         if isinstance(q, Gaussian):
-            checked.append(torch.where(q.scale > 0, 0.0, torch.nan))
+            checked.append(torch.where(q.scale > 0, q.scale, torch.nan))
     finite = torch.stack([torch.isfinite(t).all() for t in checked if t.is_floating_point()]).all()
     return terms, finite
 
