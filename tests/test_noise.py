@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedbayes.noise import Tape, address, generator, normals
+from fedbayes.noise import Tape, address, generator, normals, seeded
 
 
 def test_addresses_keep_the_values_they_had_when_runs_were_first_written():
@@ -66,6 +66,19 @@ def test_neighbouring_addresses_are_uncorrelated():
 
 def test_a_generator_starts_at_its_address():
     assert torch.equal(torch.rand(3, generator=generator(1, "a")), torch.rand(3, generator=generator(1, "a")))
+
+
+def test_the_global_generator_is_seeded_for_a_while_and_then_as_before():
+    before = torch.get_rng_state()
+    drawn = []
+    for place in (("a", 1), ("a", 1), ("a", 2)):
+        with seeded(*place):
+            drawn.append(torch.rand(3))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    with pytest.raises(KeyError), seeded(0):
+        raise KeyError
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_tape_is_read_in_order_and_counts_what_was_read():

@@ -110,7 +110,7 @@ class Model:
     prepare: Callable[[Tensor], Tensor]
     units: tuple[Tensor, Tensor] | None  # shift and scale from standardised targets back to the original units
     bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
-    recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers that need a tensor of their own, by type
+    recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
 
     @classmethod
     def of(
@@ -143,9 +143,7 @@ class Model:
         for part, real in (("buffers", True), ("counters", False)):
             layouts[part] = Layout.of({n: b for n, b in buffers.items() if b.is_floating_point() == real})
             together = layouts[part].join(buffers).dtype
-            # BatchNorm writes its buffers in place, which autograd forbids for tensors that share memory with them.
-            own = [n for n in layouts[part].names if not n.endswith(BATCH_NORM) or buffers[n].dtype != together]
-            recast |= {n: buffers[n].dtype for n in own}
+            recast |= {n: buffers[n].dtype for n in layouts[part].names if buffers[n].dtype != together}
         layouts = {part: layout for part, layout in layouts.items() if layout.names}
         if not any(part not in STATIC for part in layouts):
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
@@ -179,7 +177,7 @@ class Model:
         named: dict[str, Tensor] = {}
         for part, vector in vectors.items():
             named |= self.layouts[part].split(vector)
-        return named | {n: named[n].to(kind, copy=True) for n, kind in self.recast.items() if n in named}
+        return named | {n: named[n].to(kind) for n, kind in self.recast.items() if n in named}
 
     def train_output(
         self,
@@ -256,7 +254,6 @@ def in_precision_of(module: nn.Module, x: Tensor) -> Tensor:
     return x if first is None or not x.is_floating_point() else x.to(first.dtype)
 
 
-BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
 STATIC = ("buffers", "counters")  # parts that training does not differentiate
 
 
