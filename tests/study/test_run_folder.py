@@ -242,6 +242,7 @@ def test_a_client_that_diverges_is_named_in_the_journal_and_the_run_stays_finite
         ({"network": "own_code:blobs"}, "must give a torch.nn.Module"),
         ({"likelihood": "poisson"}, "unknown likelihood"),
         ({"engine": "lop"}, "did you mean 'loop'"),
+        ({"precision": "float23"}, "did you mean 'float32'"),
         ({"device": "gpu7"}, "device 'gpu7'"),
         ({"frozen": ("head.*",)}, "no weight matches"),
     ],

@@ -46,6 +46,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             device=x.device,
             engine=x.engine,
             compile=x.compile,
+            precision=x.precision,
             likelihood=likelihood,
             frozen=x.frozen,
             dropout=x.dropout,

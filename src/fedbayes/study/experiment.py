@@ -37,6 +37,7 @@ class Experiment:
     device: str = "cpu"
     engine: str = "auto"
     compile: str = "auto"
+    precision: str = "float32"
     likelihood: str | None = None
     frozen: tuple[str, ...] = ()
     dropout: float = 0.0
@@ -98,6 +99,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "device": TEXT,
     "engine": TEXT,
     "compile": TEXT,
+    "precision": TEXT,
     "likelihood": TEXT,
     "frozen": NAMES,
     "dropout": SHARE,
