@@ -24,4 +24,5 @@ def tiny() -> Experiment:
         partition="dirichlet",
         partition_options={"alpha": 1.0, "least": 4},
         engine="loop",
+        checkpoint_every=1,
     )

@@ -114,7 +114,7 @@ class Loop:
 
     def _info(self, client: Client, broadcast: Parts, options: Mapping[str, float], number: int, rows: Tensor) -> Info:
         device = self.store.x.device
-        dtype = next(iter(broadcast.values())).mean.dtype
+        dtype = broadcast[self.program.main].mean.dtype
 
         def scalar(value: float) -> Tensor:
             return torch.tensor(value, dtype=dtype, device=device)

@@ -217,7 +217,8 @@ def _count_normals(engine: Stacked, place: int, state: Any, table: Table, info: 
         phase, store, tape = engine.program.client.phases[place], engine.store, Tape()
         at = torch.zeros((), dtype=torch.int64, device=store.x.device)
         made = tuple(Batch(store.x[r], store.y[r], None, at) for r in table.rows[0, 0].to(store.x.device))
-        phase.step(state, made[0] if phase.batches == 1 else made, tape, info)
+        with torch.random.fork_rng(devices=[]):  # a dry run must leave no trace in what follows
+            phase.step(state, made[0] if phase.batches == 1 else made, tape, info)
         engine._normals[place] = tape.used
     return engine._normals[place]
 

@@ -204,7 +204,7 @@ def pool(
     weights: Sequence[float] | Tensor | None = None,
     reference: Posterior | None = None,
 ) -> Posterior:
-    """Aggregate posteriors with a rule, one at a time: memory does not grow with their number.
+    """Aggregate posteriors with a rule; their statistics are added one at a time.
 
     `weights` are relative, equal by default. `reference` is what the clients started from; only `dwc` depends on it.
 

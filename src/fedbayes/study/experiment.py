@@ -44,7 +44,7 @@ class Experiment:
     validation: float = 0.0
     patience: int | None = None
     evaluate_every: int = 1
-    checkpoint_every: int = 1
+    checkpoint_every: int | None = None  # rounds; by default every two seconds
     data_options: Table = field(default_factory=dict)
     network_options: Table = field(default_factory=dict)
     partition_options: Table = field(default_factory=dict)

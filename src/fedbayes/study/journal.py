@@ -18,10 +18,14 @@ LINES, TABLE = "rounds.jsonl", "metrics.csv"
 
 
 def append(folder: Path, record: Mapping[str, Any]) -> None:
-    """Add a round, on disk when the call returns, so that no checkpoint is ever ahead of its journal."""
+    """Add a round."""
     with (folder / LINES).open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
-        file.flush()
+
+
+def sync(folder: Path) -> None:
+    """Wait until the journal is on disk: no checkpoint may ever be ahead of it."""
+    with (folder / LINES).open("a", encoding="utf-8") as file:
         os.fsync(file.fileno())
 
 

@@ -11,14 +11,12 @@ from torch import nn
 
 from fedbayes.data import Clients
 from fedbayes.errors import InputError
-from fedbayes.files import write_atomically
 from fedbayes.study import checkpoint, evaluation, journal, samples
 from fedbayes.study.build import build, check_tables, clients_of
 from fedbayes.study.experiment import Experiment, folder_name, read, table_of, to_toml
-from fedbayes.study.own import OwnFiles
+from fedbayes.study.recording import CONFIG, Recording, write_once
 from fedbayes.training import Progress, Run, Task, rounds
 
-CONFIG = "config.toml"
 Step = tuple[Progress, journal.Record]
 
 
@@ -55,7 +53,7 @@ def run(
             method: build(experiment.only(method), network=network, clients=clients)
             for method in experiment.all_methods
         }
-        _write_once(folder / CONFIG, to_toml(experiment))
+        write_once(folder / CONFIG, to_toml(experiment))
         made = {}
         for method, task in tasks.items():
             where = folder / folder_name(method) if experiment.methods else folder
@@ -108,30 +106,11 @@ def experiment_in(folder: str | Path) -> Experiment:
 
 
 def _train(experiment: Experiment, task: Task, folder: Path, watch: Watch) -> Run:
-    """Rounds from the last checkpoint on: own rows, then the journal, then the checkpoint that commits both."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_once(folder / CONFIG, to_toml(experiment))
-    progress, own = _last(experiment, task, folder)
-    records = journal.cut(folder, progress.state.round)
-    watch.begun(experiment.method, task, records)
-    if not task.done(progress):
-        (folder / evaluation.FILE).unlink(missing_ok=True)
-    kept = [dict(own.index)]
-    for reached, record in _named(experiment.method, rounds(task, progress, own, watch.client)):
-        progress = reached
-        journal.append(folder, record)
-        records.append(record)
-        number = progress.state.round
-        if number % experiment.checkpoint_every == 0 or task.done(progress):
-            checkpoint.write(folder, experiment, progress, own.as_tensors())
-            kept = [*kept[-1:], dict(own.index)]
-            own.sweep(kept)
+    recording = Recording(experiment, task, folder, watch.begun)
+    for progress, record in _named(experiment.method, rounds(task, recording.progress, recording.own, watch.client)):
+        recording.add(progress, record)
         watch.round(record)
-    made = Run(task, progress, records)
-    was_finished = (folder / evaluation.FILE).is_file()
-    if not was_finished:
-        journal.write_table(folder, records)
-        evaluation.write(folder, made)
+    made, was_finished = recording.end()
     watch.ended(experiment.method, was_finished)
     return made
 
@@ -152,35 +131,12 @@ def _named(method: str, steps: Iterator[Step]) -> Iterator[Step]:
         ) from error
 
 
-def _last(experiment: Experiment, task: Task, folder: Path) -> tuple[Progress, OwnFiles]:
-    """The progress of the last checkpoint and its clients' own state; the start where there is none yet."""
-    for stray in [*folder.glob(".*.????????"), *folder.glob("checkpoints/.*")]:
-        stray.unlink()  # half-written neighbours of a killed process
-    found = checkpoint.paths(folder)
-    if not found:
-        progress = task.begin()
-        own = OwnFiles(folder / "own", task.device)
-        if task.rounds == 0:
-            checkpoint.write(folder, experiment, progress, own.as_tensors())
-    else:
-        last = checkpoint.read(found[-1], experiment, task)
-        progress = last.progress
-        own = OwnFiles(folder / "own", task.device, last.own)
-    own.sweep([own.index, *map(checkpoint.own_index, found[:-1])])
-    return progress, own
-
-
 def _compare(folder: Path, made: dict[str, Run], main: str) -> None:
     """Let every method look at the same three inputs."""
     if not (folder / samples.FILE).is_file():
         arrays = samples.three({folder_name(method): run for method, run in made.items()}, folder_name(main))
         if arrays is not None:
             evaluation.save(folder / samples.FILE, arrays)
-
-
-def _write_once(path: Path, text: str) -> None:
-    if not path.is_file():
-        write_atomically(path, text)
 
 
 def _refuse_another(experiment: Experiment, folder: Path) -> None:
