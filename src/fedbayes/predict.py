@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedbayes.model import Model
+from fedbayes.model import Model, Weights
 from fedbayes.noise import Tape, address, generator
 from fedbayes.posterior import Draws, Gaussian, Point, Posterior
 
@@ -95,11 +95,11 @@ def predictive(
         # For what can't be taken over, such as alpha dropout.
         torch.manual_seed(address(seed, "predict", "torch"))
         drawn = draw_weights({p: parts[p] for p in model.layouts}, draws, seed, "predict")
-        count = next(iter(drawn.values())).shape[0]
         pieces = []
         for start in range(0, max(len(x), 1), batch):
             rows = x[start : start + batch]
-            means, variances = _each_draw(model, drawn, rows, count, dropout, (seed, "predict", start))
+            place = (seed, "predict", start)
+            means, variances = each_draw(model, drawn, rows, model.likelihood.moments, place, dropout=dropout)
             centre = means.mean(0)
             pieces.append(
                 (
@@ -116,15 +116,24 @@ def predictive(
     return Predictive(mean, aleatoric, epistemic, entropy, model.likelihood.kind)
 
 
-def _each_draw(
-    model: Model, drawn: dict[str, Tensor], x: Tensor, count: int, dropout: bool, place: tuple[int | str, ...]
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the target under each draw, [Z, n, C] each."""
+def each_draw(
+    model: Model,
+    drawn: Mapping[str, Tensor],
+    x: Tensor,
+    read: Callable[[Tensor, Weights], tuple[Tensor, ...]],
+    place: tuple[int | str, ...],
+    *,
+    dropout: bool = False,
+) -> tuple[Tensor, ...]:
+    """What `read` makes of the output for a batch and the weights, under each draw [Z, P]: tensors [Z, n, ...].
 
-    def one(vectors: dict[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    `place` is the address of the noise of dropout.
+    """
+    count = next(iter(drawn.values())).shape[0]
+
+    def one(vectors: dict[str, Tensor], noise: Tensor | None) -> tuple[Tensor, ...]:
         weights = model.weights(vectors)
-        output = model.output(weights, x, None if noise is None else Tape(noise))
-        return model.likelihood.moments(output, weights)
+        return read(model.output(weights, x, None if noise is None else Tape(noise)), weights)
 
     noise = None
     if dropout:
@@ -137,4 +146,4 @@ def _each_draw(
         except (RuntimeError, ValueError):
             pass  # a network that vmap can't take; what is wrong with it otherwise shows below
     rows = [one({part: v[z] for part, v in drawn.items()}, None if noise is None else noise[z]) for z in range(count)]
-    return torch.stack([m for m, _ in rows]), torch.stack([v for _, v in rows])
+    return tuple(torch.stack(column) for column in zip(*rows))
