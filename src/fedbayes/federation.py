@@ -102,10 +102,17 @@ def open_round(
 ) -> Order:
     """Choose the cohort of the next round by its address, drop a share of it, and fix the round's options."""
     number = state.round
+    staying, gone = cohort_of(number, clients=clients, cohort=cohort, seed=seed, dropout=dropout)
+    return Order(number, staying, gone, state.broadcast, program.options(number))
+
+
+def cohort_of(
+    number: int, *, clients: int, cohort: int, seed: int, dropout: float
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Who takes part in a round, and who was asked but dropped out; known before the round is reached."""
     chosen = torch.randperm(clients, generator=generator(seed, number, "cohort"))[:cohort]
     gone = torch.rand(cohort, generator=generator(seed, number, "dropout")) < dropout
-    staying = tuple(sorted(chosen[~gone].tolist()))
-    return Order(number, staying, tuple(sorted(chosen[gone].tolist())), state.broadcast, program.options(number))
+    return tuple(sorted(chosen[~gone].tolist())), tuple(sorted(chosen[gone].tolist()))
 
 
 def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | None = None) -> tuple[Terms, Tensor]:

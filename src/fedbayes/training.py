@@ -17,7 +17,17 @@ from fedbayes.engine.choice import PRECISIONS, choose, quick_cpu, tensor_cores
 from fedbayes.engine.loop import Store
 from fedbayes.engine.stacked import train_together
 from fedbayes.errors import InputError, unknown
-from fedbayes.federation import FederationState, Order, Outcome, Program, begin, close_round, cohort_size, open_round
+from fedbayes.federation import (
+    FederationState,
+    Order,
+    Outcome,
+    Program,
+    begin,
+    close_round,
+    cohort_of,
+    cohort_size,
+    open_round,
+)
 from fedbayes.methods import Method, Setting, method_named
 from fedbayes.model import LIKELIHOODS, Likelihood, in_precision_of
 from fedbayes.posterior import Parts, Posterior, check, flatten_parts, map_tensors
@@ -156,7 +166,16 @@ def prepare(
             raise InputError("server_data: this method trains at the server and needs rows there; there are none")
         store = store._replace(server=server_data)
     typical = int(clients.sizes.max())
-    made, line = choose(program, store, seed=seed, engine=engine, compile=compile, rounds=rounds, size=typical)
+    made, line = choose(
+        program,
+        store,
+        seed=seed,
+        engine=engine,
+        compile=compile,
+        rounds=rounds,
+        size=typical,
+        cohorts=lambda number: cohort_of(number, clients=len(clients), cohort=size, seed=seed, dropout=dropout)[0],
+    )
     return Task(
         program, clients, held, made, line, precision, rounds, size, seed, dropout, patience, evaluate_every, where
     )

@@ -210,3 +210,51 @@ def test_ghosts_fill_a_compiled_chunk_without_changing_the_sum() -> None:
     assert isinstance(task.engine, Stacked)
     torch.testing.assert_close(ghosts.terms["model"]["mean"], plain.terms["model"]["mean"], rtol=1e-12, atol=1e-12)
     assert ghosts.counted == plain.counted == 5
+
+
+def test_schedules_made_ahead_are_those_made_in_time() -> None:
+    torch.manual_seed(3)
+    task = prepare(NETWORKS["mlp"]().double(), sites(UNEQUAL), method="fedavg", rounds=2, cohort=3, engine="stacked")
+    in_time = {k: task.engine.schedule(1, k, 0) for k in range(5)}
+    task.engine.look_ahead(1)
+    ahead = dict(task.engine._ahead)
+    assert sorted(k for _, k, _ in ahead) == list(
+        task.open(task.begin()._replace(state=task.begin().state._replace(round=1))).cohort
+    )
+    for (_, k, _), one in ahead.items():
+        assert torch.equal(one.rows, in_time[k].rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is seen here")
+class TestOnACudaDevice:
+    """What has no noise must agree with the CPU to rounding; what has, must repeat with its seed."""
+
+    def run(self, method: str, device: str, compile: str, **options: object) -> fb.Run:
+        torch.manual_seed(3)
+        made = fb.methods.method_named(method, {"batch": 5, "epochs": 2})
+        network = NETWORKS["mlp"]().double()
+        return fit(network, sites(UNEQUAL), method=made, seed=4, device=device, compile=compile, **options)
+
+    @pytest.mark.parametrize("compile", ["off", "on", "graph"])
+    @pytest.mark.parametrize("options", [{}, {"dropout": 0.4}], ids=["all", "drop-outs"])
+    def test_fedavg_agrees_with_the_cpu(self, compile: str, options: dict[str, float]) -> None:
+        there = self.run("fedavg", "cuda", compile, rounds=3, engine="stacked", **options)
+        here = self.run("fedavg", "cpu", "off", rounds=3, engine="loop", **options)
+        assert all("notes" not in record for record in there.journal)
+        torch.testing.assert_close(there.posterior.mean.cpu(), here.posterior.mean, rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("compile", ["off", "graph"])
+    def test_a_seed_repeats_a_run_and_its_resumption(self, compile: str) -> None:
+        whole = self.run("feduab", "cuda", compile, rounds=3, engine="stacked")
+        again = self.run("feduab", "cuda", compile, rounds=3, engine="stacked")
+        assert torch.equal(whole.posterior.mean, again.posterior.mean)
+        first = self.run("feduab", "cuda", compile, rounds=1, engine="stacked")
+        torch.manual_seed(3)
+        made = fb.methods.method_named("feduab", {"batch": 5, "epochs": 2})
+        rest = prepare(
+            NETWORKS["mlp"]().double(), sites(UNEQUAL), method=made, rounds=3, seed=4, device="cuda",
+            compile=compile, engine="stacked",
+        )  # fmt: skip
+        *_, (progress, _) = rounds(rest, first.progress, Memory())
+        assert torch.equal(progress.state.broadcast["model"].mean, whole.posterior.mean)

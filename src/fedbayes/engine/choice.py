@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,7 @@ def choose(
     rounds: int,
     size: int,
     chunk: int | None = None,
+    cohorts: Callable[[int], Sequence[int]] | None = None,
 ) -> tuple[Any, str]:
     """An engine for a run, and one line that says which and why. `size` is the rows of a typical client.
 
@@ -51,7 +52,7 @@ def choose(
     if engine == "auto" and device == "cpu" and program.model.convolves and chunk is None:
         chunk = 1  # stacked convolutions are slower than one after another on a CPU
         why += "; convolutions run client by client on a CPU"
-    made = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode))
+    made = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode), cohorts=cohorts)
     return made, f"engine stacked, steps {mode}: {why}"
 
 

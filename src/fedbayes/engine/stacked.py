@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Own, Upload
-from fedbayes.engine.batches import schedule, steps_in_epoch
+from fedbayes.engine.batches import Schedule, schedule, steps_in_epoch
 from fedbayes.engine.loop import LEFT_OUT, Loop, OwnState, Store
 from fedbayes.engine.steps import Clients, Steps, Table, Work
 from fedbayes.federation import Contribution, Order, Outcome, Program, Terms, add_terms, contribute
@@ -41,18 +41,27 @@ class Stacked:
     name = "stacked"
 
     def __init__(
-        self, program: Program, store: Store, *, seed: int, chunk: int | None = None, steps: Steps | None = None
+        self,
+        program: Program,
+        store: Store,
+        *,
+        seed: int,
+        chunk: int | None = None,
+        steps: Steps | None = None,
+        cohorts: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         self.program = program
         self.store = store
         self.seed = seed
         self.chunk = chunk or default_chunk(program, store)
         self.steps = steps or Steps()
+        self.cohorts = cohorts  # who takes part in a round to come; lets a device work while the host prepares it
         self.notes: list[str] = []
+        self._ahead: dict[tuple[int, int, int], Schedule] = {}
         self._width = 0  # seats of a compiled program
         self._unstackable = False
         self._alone = Loop(program, store, seed=seed)
-        self._normals: dict[int, int] = {}
+        self.normals: dict[int, int] = {}  # that a step of each phase reads
 
     def train(self, order: Order, own: OwnState, after: Callable[[], None] = lambda: None) -> Outcome:
         """Let the clients of one order contribute; `after` is called once for each when its chunk is done.
@@ -76,6 +85,20 @@ class Stacked:
                 first = str(error).strip().splitlines()[0]
                 self.notes.append(f"engine loop instead of stacked, vmap can't take this network: {first[:160]}")
                 return self._alone.train(order, own, after)
+
+    def schedule(self, number: int, client: int, place: int) -> Schedule:
+        """The batches of a client's phase in a round, made now or while the device was busy with an earlier one."""
+        ready = self._ahead.pop((number, client, place), None)
+        if ready is not None:
+            return ready
+        phase = self.program.client.phases[place]
+        return schedule(self.store.rows(client), phase, self.seed, number, client, place)
+
+    def look_ahead(self, number: int) -> None:
+        """Make the schedules of a round to come."""
+        places = range(len(self.program.client.phases))
+        cohort = self.cohorts(number) if self.cohorts else ()
+        self._ahead = {(number, k, place): self.schedule(number, k, place) for k in cohort for place in places}
 
     def take_notes(self) -> list[str]:
         """Fallbacks taken since this was last asked."""
@@ -163,11 +186,16 @@ def _run_chunk(
         state = together.over(client.start, (0, together.info))(own, info)
         for place, phase in enumerate(client.phases):
             table = _table(engines, orders, seats, place)
-            count = _count_normals(lead, place, tree_map(lambda t: t[0], state), table, together.first(info))
-            noise = _noise(engines, orders, seats, place, count)
+            if place not in lead.normals:
+                one = tree_map(lambda t: t[0], state)
+                lead.normals[place] = _count_normals(lead, place, one, table, together.first(info))
+            noise = _noise(engines, orders, seats, place, lead.normals[place])
             seed = address(lead.seed, orders[0].round, number, place, "device")
             state = lead.steps.run(Work(phase, together, table, noise, info, store, seed), state)
         uploads = together.over(client.finish, (0, together.info))(state, info)
+        if store.x.device.type == "cuda":
+            for engine, order in zip(engines, orders):
+                engine.look_ahead(order.round + 1)
         return _outcomes(lead.program, together, seats, uploads, info)
 
 
@@ -198,7 +226,7 @@ def _info(program: Program, orders: Sequence[Order], seats: list[Seat], *, sever
 def _table(engines: Sequence[Stacked], orders: Sequence[Order], seats: list[Seat], place: int) -> Table:
     """The schedules that the loop engine would use, padded to the steps of the longest."""
     phase = engines[0].program.client.phases[place]
-    made = [schedule(s.rows, phase, engines[s.member].seed, orders[s.member].round, s.client, place) for s in seats]
+    made = [engines[s.member].schedule(orders[s.member].round, s.client, place) for s in seats]
     lengths = {len(one.rows) for one in made}
     if len(lengths) == 1 and not any(seat.ghost or one.live is not None for seat, one in zip(seats, made)):
         return Table(torch.stack([one.rows for one in made], 1), None)
@@ -213,14 +241,12 @@ def _table(engines: Sequence[Stacked], orders: Sequence[Order], seats: list[Seat
 
 def _count_normals(engine: Stacked, place: int, state: Any, table: Table, info: Info) -> int:
     """How many normals a step reads, by a dry run of one client."""
-    if place not in engine._normals:
-        phase, store, tape = engine.program.client.phases[place], engine.store, Tape()
-        at = torch.zeros((), dtype=torch.int64, device=store.x.device)
-        made = tuple(Batch(store.x[r], store.y[r], None, at) for r in table.rows[0, 0].to(store.x.device))
-        with torch.random.fork_rng(devices=[]):  # a dry run must leave no trace in what follows
-            phase.step(state, made[0] if phase.batches == 1 else made, tape, info)
-        engine._normals[place] = tape.used
-    return engine._normals[place]
+    phase, store, tape = engine.program.client.phases[place], engine.store, Tape()
+    at = torch.zeros((), dtype=torch.int64, device=store.x.device)
+    made = tuple(Batch(store.x[r], store.y[r], None, at) for r in table.rows[0, 0].to(store.x.device))
+    with torch.random.fork_rng(devices=[]):  # a dry run must leave no trace in what follows
+        phase.step(state, made[0] if phase.batches == 1 else made, tape, info)
+    return tape.used
 
 
 def _noise(

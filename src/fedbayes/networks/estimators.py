@@ -32,7 +32,12 @@ def local(apply: Map, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape
 
     For a convolution this drops the correlation of the noise between positions.
     """
-    mean, variance = apply(x, weight[0]), apply(x.square(), weight[1].square())
+    if x.is_cuda and not spatial:
+        # Small products are bound by their launches: both at once.
+        inputs, weights = torch.stack([x, x.square()]), torch.stack([weight[0], weight[1].square()])
+        mean, variance = vmap(apply)(inputs, weights).unbind(0)
+    else:
+        mean, variance = apply(x, weight[0]), apply(x.square(), weight[1].square())
     if bias is not None:
         mean, variance = mean + bias[0], variance + bias[1].square()
     # A tiny constant keeps the gradient of the root finite where all inputs are zero.
