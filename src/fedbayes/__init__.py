@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedbayes import data, methods, scores
+    from fedbayes import calibrate, data, methods, ood, scores
     from fedbayes.data import partition
     from fedbayes.layout import Layout
     from fedbayes.posterior import Draws, Gaussian, Point
@@ -25,10 +25,12 @@ __all__ = [
     "Layout",
     "Point",
     "Run",
+    "calibrate",
     "data",
     "fit",
     "load",
     "methods",
+    "ood",
     "partition",
     "pool",
     "rules",
@@ -47,8 +49,10 @@ _HOMES = {
     "pool": "fedbayes.server.rules",
 }
 _MODULES = {
+    "calibrate": "fedbayes.calibrate",
     "data": "fedbayes.data",
     "methods": "fedbayes.methods",
+    "ood": "fedbayes.ood",
     "partition": "fedbayes.data.partition",
     "rules": "fedbayes.server.rules",
     "scores": "fedbayes.scores",

@@ -152,6 +152,32 @@ def predict(
         print(output)
 
 
+@app.command()
+def evaluate(
+    folder: Folder,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(help="Sets to tell from the test set: kmnist,uniform-noise, or train@2000 (inputs x 2000)."),
+    ] = None,
+    draws: Annotated[int | None, typer.Option(help="Draws of the weights; the method's own number by default.")] = None,
+    repeats: Annotated[int, typer.Option(help="Predictions with draws of their own, for the Monte Carlo error.")] = 5,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+) -> None:
+    """All scores of a run (of each method in a comparison) with their Monte Carlo error, and OOD detection."""
+    from fedbayes.study.score_tables import ood_table, score_table
+    from fedbayes.study.scoring import evaluate as score
+
+    names = [name for given in ood or () for name in given.split(",") if name]
+    runs = score(folder, ood=names, draws=draws, repeats=repeats, device=device)
+    out.print(score_table(runs))
+    for name in names:
+        out.print(ood_table(runs, name))
+    for method, scores in runs.items():
+        for note in (scores["ood"] or {}).get("notes", ()):
+            out.print(f"{method}: {escape(note)}", style="dim")
+        print(folder / method / "scores.json" if len(runs) > 1 else folder / "scores.json")
+
+
 def _list(rows: Iterable[tuple[str, str]]) -> None:
     rows = list(rows)
     width = max((len(name) for name, _ in rows), default=0)

@@ -118,7 +118,7 @@ def predictive(
 
 def each_draw(
     model: Model,
-    drawn: Mapping[str, Tensor],
+    drawn: dict[str, Tensor],
     x: Tensor,
     read: Callable[[Tensor, Weights], tuple[Tensor, ...]],
     place: tuple[int | str, ...],
