@@ -1,25 +1,95 @@
-"""Charts as SVG text: lines and a heat map, coloured by the page's style so that they follow its scheme."""
+"""Charts: axes that turn data into marks, and the shapes that several sections share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
 import numpy as np
 
-WIDTH, HEIGHT = 360, 230
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 34
+from fedbayes.study.report.drawing import EVERYBODY, Area, Box, Dots, Drawing, Line, Mark, Text, bounds
+
+WIDTH, HEIGHT = 360.0, 240.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 12.0, 10.0, 40.0
+MOST = 240  # points of a curve
 
 
 class Curve(NamedTuple):
-    """A named line; `colour` is the number of one of the style's colours."""
+    """A named line in the look of its run."""
 
     name: str
-    colour: int
-    x: Sequence[float]
-    y: Sequence[float]
+    ink: str
+    dash: str
+    run: int
+    x: np.ndarray
+    y: np.ndarray
+
+
+class Axes:
+    """A frame with a scale on each side; `put` turns data into pixels, `marks` collects what is drawn."""
+
+    def __init__(
+        self,
+        across: Sequence[float],
+        up: Sequence[float],
+        x_label: str,
+        y_label: str,
+        *,
+        size: tuple[float, float] = (WIDTH, HEIGHT),
+        span: tuple[float, float] | None = None,
+    ) -> None:
+        self.width, self.height = size
+        self.x0, self.x1 = span or (across[0], across[-1])
+        self.y0, self.y1 = up[0], up[-1]
+        right, bottom = self.width - RIGHT, self.height - BOTTOM
+        self.marks: list[Mark] = []
+        for t in up:
+            _, y = self.put(self.x0, t)
+            self.marks.append(Line(np.array([LEFT, right]), np.array([y, y]), "line", width=1))
+            self.marks.append(Text(LEFT - 6, float(y) + 4, f"{t:g}", "end"))
+        for t in across:
+            x, _ = self.put(t, self.y0)
+            self.marks.append(Text(float(x), bottom + 15, f"{t:g}", "middle"))
+        self.marks.append(Text((LEFT + right) / 2, self.height - 6, x_label, "middle"))
+        self.marks.append(Text(12, (TOP + bottom) / 2, y_label, "middle", upright=True))
+
+    def put(self, x: float | np.ndarray, y: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Data as pixels; what lies outside the frame is held at its edge."""
+        wide = np.clip((np.asarray(x, float) - self.x0) / ((self.x1 - self.x0) or 1), 0, 1)
+        tall = np.clip((np.asarray(y, float) - self.y0) / ((self.y1 - self.y0) or 1), 0, 1)
+        across = LEFT + wide * (self.width - LEFT - RIGHT)
+        return across, self.height - BOTTOM - tall * (self.height - TOP - BOTTOM)
+
+    def diagonal(self) -> None:
+        """Where both sides are equal."""
+        ends = np.array([max(self.x0, self.y0), min(self.x1, self.y1)])
+        self.marks.append(Line(*self.put(ends, ends), "soft", width=1, dash="3 3"))
+
+    def curve(self, curve: Curve) -> None:
+        """A line with targets for a pointer; values that are not finite are left out."""
+        kept = np.isfinite(curve.x) & np.isfinite(curve.y)
+        x, y = np.asarray(curve.x, float)[kept], np.asarray(curve.y, float)[kept]
+        some = thinned(len(x), MOST)
+        self.marks.append(Line(*self.put(x[some], y[some]), curve.ink, curve.run, dash=curve.dash))
+        if len(some) == 1:
+            self.marks.append(Dots(*self.put(x, y), curve.ink, curve.run, 3))
+        some = thinned(len(x), 60)
+        said = [f"{curve.name}: {b:.4g} at {a:.4g}" for a, b in zip(x[some], y[some])]
+        self.marks.append(Dots(*self.put(x[some], y[some]), curve.ink, curve.run, 5, said=said))
+
+    def box(self, x: tuple[float, float], y: tuple[float, float], ink: str, *, opacity: float, said: str = "") -> None:
+        """A bar from one corner to the other."""
+        (a, b), (c, d) = self.put(np.array(x), np.array(y))
+        self.marks.append(Box(a, min(c, d), max(b - a - 0.6, 0.5), abs(c - d), ink, opacity=opacity, said=said))
+
+    def drawing(self, label: str) -> Drawing:
+        return Drawing(self.width, self.height, label, self.marks)
+
+
+def thinned(n: int, most: int) -> np.ndarray:
+    """At most `most` of n row numbers, evenly spaced, first and last among them."""
+    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int)) if n else np.zeros(0, int)
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -32,74 +102,58 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def line_chart(title: str, curves: Sequence[Curve], x_label: str = "round") -> str:
-    """Lines over a common x; values that are not finite break the line."""
-    points = [(x, y) for c in curves for x, y in zip(c.x, c.y) if math.isfinite(y)]
-    if not points:
-        return ""
-    across = ticks(min(x for x, _ in points), max(x for x, _ in points))
-    # Whole rounds only, and none before the first or after the last.
-    across = [t for t in across if t == int(t) and min(points)[0] <= t <= max(points)[0]] or [points[0][0]]
-    up = ticks(min(y for _, y in points), max(y for _, y in points))
-    left, right = min(x for x, _ in points), max(x for x, _ in points)
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        wide = (x - left) / ((right - left) or 1)
-        tall = (y - up[0]) / ((up[-1] - up[0]) or 1)
-        return LEFT + wide * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - tall * (HEIGHT - TOP - BOTTOM)
-
-    parts = [_open(WIDTH, HEIGHT, f"{title} by {x_label}: {', '.join(c.name for c in curves)}")]
-    for t in up:
-        _, y = at(left, t)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{t:g}</text>')
-    for t in across:
-        x, _ = at(t, up[0])
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{t:g}</text>')
-    parts.append(
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>'
-    )
-    parts += [_line(c, at) for c in curves]
-    return "".join([*parts, "</svg>"])
+UNIT = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
-def _line(curve: Curve, at: object) -> str:
-    assert callable(at)
-    placed = [(x, y, *at(x, y)) for x, y in zip(curve.x, curve.y) if math.isfinite(y)]
-    path = " ".join(f"{a:.1f},{b:.1f}" for _, _, a, b in placed)
-    dots = "".join(
-        f'<circle class="dot fill{curve.colour}" cx="{a:.1f}" cy="{b:.1f}" r="4">'
-        f"<title>{escape(curve.name)}, {x:g}: {y:.4f}</title></circle>"
-        for x, y, a, b in placed[:: max(1, len(placed) // 100)]
-    )
-    return f'<polyline class="line stroke{curve.colour}" points="{path}"/>{dots}'
+def line_chart(
+    title: str,
+    curves: Sequence[Curve],
+    x_label: str,
+    y_label: str,
+    *,
+    across: Sequence[float] | None = None,
+    up: Sequence[float] | None = None,
+    diagonal: bool = False,
+) -> Drawing | None:
+    """Lines over a common x; None where no value is finite."""
+    curves = [c for c in curves if np.isfinite(np.asarray(c.y, float)).any()]
+    if not curves:
+        return None
+    low, high = bounds(c.x for c in curves)
+    inside = [t for t in ticks(low, high) if low <= t <= high] or [low]
+    if up is None:
+        up = ticks(*bounds(_usual(c.y) for c in curves))
+    axes = Axes(across or inside, up, x_label, y_label, span=None if across else (low, high))
+    if diagonal:
+        axes.diagonal()
+    for curve in curves:
+        axes.curve(curve)
+    return axes.drawing(f"{title}: {y_label} by {x_label} of {', '.join(c.name for c in curves)}")
 
 
-def heat_map(title: str, counts: np.ndarray, row_names: Sequence[str], column: str, unit: str) -> str:
-    """Counts [rows, columns] as cells, darker for more; hovering tells the number."""
-    rows, columns = counts.shape
-    cell = max(3.0, min(16.0, 660 / columns))
-    tall = max(cell, 12.0)
-    left = 10 + 7 * max(len(name) for name in row_names)
-    width, height = left + columns * cell + 4, rows * tall + 24
-    largest = max(1, int(counts.max()))
-    parts = [_open(width, height, title)]
-    for r in range(rows):
-        parts.append(
-            f'<text x="{left - 6}" y="{r * tall + tall - 3:.1f}" text-anchor="end">{escape(row_names[r])}</text>'
-        )
-        for c in range(columns):
-            n = int(counts[r, c])
-            if n:
-                parts.append(
-                    f'<rect class="heat" x="{left + c * cell:.1f}" y="{r * tall:.1f}" width="{cell - 0.6:.1f}" '
-                    f'height="{tall - 0.6:.1f}" opacity="{0.15 + 0.85 * n / largest:.2f}">'
-                    f"<title>{escape(column)} {c}: {n} {escape(unit)} {escape(row_names[r])}</title></rect>"
-                )
-    end = f"{escape(column)} 0 to {columns - 1}"
-    parts.append(f'<text x="{left}" y="{height - 6:.1f}">{end}</text></svg>')
-    return "".join(parts)
+def _usual(y: np.ndarray) -> np.ndarray:
+    """Values without the spikes of the first rounds, which would press all else to the floor."""
+    y = np.asarray(y, float)
+    y = y[np.isfinite(y)]
+    return np.minimum(y, 3 * np.quantile(y, 0.9)) if len(y) > 10 and y.min() >= 0 else y
 
 
-def _open(width: float, height: float, label: str) -> str:
-    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">'
+def histogram(
+    title: str, groups: Sequence[tuple[str, str, np.ndarray]], x_label: str, run: int = EVERYBODY
+) -> Drawing | None:
+    """Shares of each group (name, ink, values) by bins over their common range."""
+    groups = [(name, ink, v[np.isfinite(v)]) for name, ink, v in groups]
+    if not any(len(v) for _, _, v in groups):
+        return None
+    low, high = bounds(np.quantile(v, [0, 0.995]) for _, _, v in groups if len(v))
+    across = ticks(low, high if high > low else low + 1)
+    edges = np.linspace(across[0], across[-1], 41)
+    shares = [np.histogram(np.clip(v, edges[0], edges[-1]), edges)[0] / max(len(v), 1) for _, _, v in groups]
+    axes = Axes(across, ticks(0, max(float(s.max()) for s in shares), 4), x_label, "share")
+    for (name, ink, _), share in zip(groups, shares):
+        steps, tops = np.repeat(edges, 2)[1:-1], np.repeat(share, 2)
+        x, y = axes.put(np.r_[steps[0], steps, steps[-1]], np.r_[0, tops, 0])
+        axes.marks += [Area(x, y, ink, run), Line(x[1:-1], y[1:-1], ink, run, 1.5)]
+        row = TOP + 14 + 15 * [g[0] for g in groups].index(name)
+        axes.marks += [Box(axes.width - 118, row - 8, 9, 9, ink), Text(axes.width - 104, row, name, ink="ink")]
+    return axes.drawing(f"{title}: {x_label} of {' and '.join(name for name, _, _ in groups)}")
