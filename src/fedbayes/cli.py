@@ -78,7 +78,8 @@ def run(
     output: Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME by default.")] = None,
     settings: Settings = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    engine: Annotated[str | None, typer.Option(help="How a round is carried out.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, loop or stacked.")] = None,
+    compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
 ) -> None:
     """Train an experiment into a folder, and write its report."""
     from fedbayes.study.experiment import with_settings
@@ -86,7 +87,9 @@ def run(
 
     experiment = find(name)
     given = [*(settings or [])]
-    given += [f'{key}="{value}"' for key, value in (("device", device), ("engine", engine)) if value]
+    given += [
+        f'{key}="{value}"' for key, value in (("device", device), ("engine", engine), ("compile", compile)) if value
+    ]
     if given:
         from fedbayes.study.build import options_of_method
 
@@ -95,6 +98,26 @@ def run(
     from fedbayes.study.run import run as train
 
     _train(lambda watch: train(experiment, folder, watch), folder)
+
+
+@app.command()
+def sweep(
+    name: Annotated[str, typer.Argument(help="An experiment's name or a TOML file.")],
+    over: Annotated[list[str], typer.Option(help="key=first..last or key=a,b,c; give it again for more keys.")],
+    output: Annotated[Path | None, typer.Option(help="The folder of the members' folders; runs/NAME-sweep.")] = None,
+    settings: Settings = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+) -> None:
+    """Train an experiment over lists of values, as one tensor program where only numbers differ; again: go on."""
+    from fedbayes.study.build import options_of_method
+    from fedbayes.study.experiment import with_settings
+    from fedbayes.study.experiments import find
+    from fedbayes.study.sweep import sweep as train
+
+    given = [*(settings or []), *([f'device="{device}"'] if device else [])]
+    experiment = with_settings(find(name), given, options_of_method)
+    folder = output or Path("runs") / f"{Path(name).stem}-sweep"
+    _train(lambda watch: train(experiment, over, folder, watch), folder)
 
 
 @app.command()

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fedbayes.clients.client import Own
-from fedbayes.data import Clients, from_clients
+from fedbayes.data import Clients, Dataset, from_clients
 from fedbayes.engine.choice import PRECISIONS, choose, quick_cpu, tensor_cores
 from fedbayes.engine.loop import Store
 from fedbayes.engine.stacked import train_together
@@ -159,7 +160,7 @@ def prepare(
     program = method.build(setting)
     if init is not None:
         program = program._replace(initial=_initial(program, init, where))
-    store = Store(data.x.to(where), data.y.to(where), clients.train_rows)
+    store = Store(*_on_device(data, where), clients.train_rows)
     if program.server_client is not None:
         server_data = clients.server if server_data is None else server_data
         if not len(server_data):
@@ -378,6 +379,17 @@ def _check_numbers(rounds: int, dropout: float, validation: float, patience: int
         raise InputError("patience: early stopping needs patience >= 1 and a validation share, such as validation=0.1")
     if evaluate_every < 1:
         raise InputError(f"evaluate_every must be at least 1, not {evaluate_every}")
+
+
+_PLACED: WeakKeyDictionary[Dataset, dict[torch.device, tuple[Tensor, Tensor]]] = WeakKeyDictionary()
+
+
+def _on_device(data: Dataset, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Training inputs and targets on a device, held there once for all runs on the same data."""
+    placed = _PLACED.setdefault(data, {})
+    if device not in placed:
+        placed[device] = data.x.to(device), data.y.to(device)
+    return placed[device]
 
 
 def _device(name: str) -> torch.device:

@@ -87,12 +87,16 @@ def options_of_method(method: str) -> list[str]:
     return option_names(METHODS[method]) if method in METHODS else []
 
 
-def clients_of(x: Experiment) -> Clients:
-    """The experiment's data, spread over its clients."""
+def data_of(x: Experiment) -> Any:
+    """The experiment's data as its loader gives it: a Dataset, Clients, or a list of clients."""
     with naming("data"):
         data = imported(x.data, "data") if ":" in x.data else load_data(x.data, **x.data_options)
-        if callable(data):
-            data = data(**x.data_options)
+        return data(**x.data_options) if callable(data) else data
+
+
+def clients_of(x: Experiment, data: Any = None) -> Clients:
+    """The experiment's data, spread over its clients; `data` is what `data_of` gave, where it is at hand."""
+    data = data_of(x) if data is None else data
     if isinstance(data, list):
         data = from_clients(data)
     if isinstance(data, Clients):

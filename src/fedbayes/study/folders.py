@@ -45,9 +45,12 @@ class RunFiles:
 
 
 def runs_in(folder: str | Path) -> list[RunFiles]:
-    """The runs of a folder: one, or one a method of a comparison; methods that have not begun are left out."""
+    """The runs of a folder: one, one a method of a comparison, or one a member of a sweep; those begun so far."""
     folder = Path(folder)
     path = folder / "config.toml"
+    if (folder / "sweep.toml").is_file():
+        members = sorted(sub for sub in folder.iterdir() if (sub / "config.toml").is_file())
+        return [_run(sub.name, sub, read(sub / "config.toml")) for sub in members]
     if not path.is_file():
         raise InputError(f"{folder} is no run folder: it has no config.toml; give the folder that `fedbayes run` wrote")
     experiment = read(path)

@@ -44,7 +44,7 @@ def run(
     """
     folder = Path(folder)
     check_tables(experiment)
-    _refuse_another(experiment, folder)
+    refuse_another(experiment, folder)
     with _locked(folder):
         if clients is None:
             clients = clients_of(experiment)
@@ -57,7 +57,7 @@ def run(
         made = {}
         for method, task in tasks.items():
             where = folder / folder_name(method) if experiment.methods else folder
-            made[method] = _train(experiment.only(method), task, where, watch or Watch())
+            made[method] = train(experiment.only(method), task, where, watch or Watch())
         _compare(folder, made, experiment.method)
     return made
 
@@ -105,13 +105,15 @@ def experiment_in(folder: str | Path) -> Experiment:
     return read(path)
 
 
-def _train(experiment: Experiment, task: Task, folder: Path, watch: Watch) -> Run:
-    recording = Recording(experiment, task, folder, watch.begun)
-    for progress, record in _named(experiment.method, rounds(task, recording.progress, recording.own, watch.client)):
+def train(experiment: Experiment, task: Task, folder: Path, watch: Watch, *, called: str | None = None) -> Run:
+    """Train one method into its folder, from the last checkpoint on."""
+    name = called or experiment.method
+    recording = Recording(experiment, task, folder, lambda method, *rest: watch.begun(name, *rest))
+    for progress, record in _named(name, rounds(task, recording.progress, recording.own, watch.client)):
         recording.add(progress, record)
         watch.round(record)
     made, was_finished = recording.end()
-    watch.ended(experiment.method, was_finished)
+    watch.ended(name, was_finished)
     return made
 
 
@@ -139,7 +141,8 @@ def _compare(folder: Path, made: dict[str, Run], main: str) -> None:
             evaluation.save(folder / samples.FILE, arrays)
 
 
-def _refuse_another(experiment: Experiment, folder: Path) -> None:
+def refuse_another(experiment: Experiment, folder: Path) -> None:
+    """Raise where a folder holds anything but this experiment."""
     if not folder.exists():
         return
     if not folder.is_dir():

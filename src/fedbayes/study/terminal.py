@@ -95,7 +95,7 @@ def closing_table(runs: Iterable[RunFiles]) -> Table:
     runs = list(runs)
     names = [name for name in TITLES if any(name in run.scores for run in runs)]
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("method")
+    table.add_column("method", no_wrap=True, overflow="fold", min_width=max(len(run.name) for run in runs))
     for name in names:
         table.add_column(TITLES[name], justify="right")
     table.add_column("rounds", justify="right")

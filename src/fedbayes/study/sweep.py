@@ -1,0 +1,138 @@
+"""A sweep: one experiment over lists of values, its members trained together as one program where they can be.
+
+Every member is a run folder of its own, so that reports, predictions and resumption work on each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbayes.engine.stacked import Stacked
+from fedbayes.errors import InputError
+from fedbayes.study.build import build, clients_of, data_of, options_of_method
+from fedbayes.study.experiment import Experiment, table_of, to_toml, with_settings
+from fedbayes.study.recording import Recording, write_once
+from fedbayes.study.run import Watch, refuse_another, train
+from fedbayes.training import Run, Task, rounds_together
+
+# Options that are numbers a program reads, or that only the server or the first broadcast depends on: members that
+# differ in nothing else are one tensor program.
+SCALARS = {"lr", "kl_weight", "prior_scale", "lr_decay", "lr_silent", "initial", "division", "test_draws", "server_lr"}
+SWITCHES = {"weight_decay", "proximal"}  # numbers too, but a program without them is another
+FREE = {"seed", "partition", "partition_options", "clients", "cohort", "rounds", "evaluate_every", "checkpoint_every"}
+
+
+def values_of(over: str) -> tuple[str, list[str]]:
+    """`seed=0..4` or `kl_weight=1e-5,1e-4` as a key and its values.
+
+    >>> values_of("seed=0..3")
+    ('seed', ['0', '1', '2', '3'])
+    """
+    key, sign, text = over.partition("=")
+    if not sign or not key.strip() or not text.strip():
+        raise InputError(f"--over {over!r}: write key=first..last or key=a,b,c")
+    span = re.fullmatch(r"\s*(-?\d+)\.\.(-?\d+)\s*", text)
+    if span:
+        first, last = map(int, span.groups())
+        if last < first:
+            raise InputError(f"--over {over!r}: the last value is below the first")
+        return key.strip(), [str(v) for v in range(first, last + 1)]
+    return key.strip(), [v.strip() for v in text.split(",") if v.strip()]
+
+
+def members_of(experiment: Experiment, overs: Sequence[str]) -> dict[str, Experiment]:
+    """Every combination of the values, by the name of its folder (`seed=0,lr=0.1`)."""
+    if not overs:
+        raise InputError("a sweep needs at least one --over, such as --over seed=0..4")
+    if experiment.methods:
+        raise InputError("a sweep has one method; set methods=[] and method=NAME")
+    lists = [[f"{key}={v}" for v in values] for key, values in map(values_of, overs)]
+    return {
+        ",".join(settings).replace("/", "-"): with_settings(experiment, settings, options_of_method)
+        for settings in itertools.product(*lists)
+    }
+
+
+def program_of(member: Experiment) -> str:
+    """What must be equal for two members to be one program, as text."""
+    table = {k: v for k, v in table_of(member).items() if k not in FREE}
+    options: Mapping[str, Any] = table.get("options", {})
+    table["options"] = {k: bool(v) if k in SWITCHES else v for k, v in options.items() if k not in SCALARS}
+    return repr(sorted(table.items(), key=lambda row: row[0]))
+
+
+def sweep(
+    experiment: Experiment, overs: Sequence[str], folder: str | Path, watch: Watch | None = None
+) -> dict[str, Run]:
+    """Train every member into a folder below `folder`, going on with what is there already."""
+    watch, folder = watch or Watch(), Path(folder)
+    members = members_of(experiment, overs)
+    for name, member in members.items():
+        refuse_another(member, folder / name)
+    tasks = _build(members)
+    write_once(folder / "sweep.toml", to_toml(experiment) + "".join(f"# --over {over}\n" for over in overs))
+    made: dict[str, Run] = {}
+    for names in _groups(members, tasks):
+        if len(names) > 1:
+            made |= _together({n: members[n] for n in names}, {n: tasks[n] for n in names}, folder, watch)
+        else:
+            made[names[0]] = train(members[names[0]], tasks[names[0]], folder / names[0], watch, called=names[0])
+    return {name: made[name] for name in members}
+
+
+def _build(members: Mapping[str, Experiment]) -> dict[str, Task]:
+    """The members' tasks; data that several of them name is loaded once."""
+    loaded: dict[str, Any] = {}
+    tasks = {}
+    for name, member in members.items():
+        key = repr((member.data, member.data_options))
+        if key not in loaded:
+            loaded[key] = data_of(member)
+        tasks[name] = build(member, clients=clients_of(member, loaded[key]))
+    return tasks
+
+
+def _groups(members: Mapping[str, Experiment], tasks: Mapping[str, Task]) -> list[list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, member in members.items():
+        alone = not isinstance(tasks[name].engine, Stacked) or tasks[name].program.server_client is not None
+        groups.setdefault(name if alone else program_of(member), []).append(name)
+    return list(groups.values())
+
+
+def _together(
+    members: Mapping[str, Experiment], tasks: Mapping[str, Task], folder: Path, watch: Watch
+) -> dict[str, Run]:
+    title = f"{len(members)} runs"
+    recordings = {name: Recording(members[name], tasks[name], folder / name) for name in members}
+    longest = max(recordings.values(), key=lambda r: (r.task.rounds, len(r.records)))
+    watch.begun(title, longest.task, longest.records)
+    open_ones = {n: r for n, r in recordings.items() if not r.task.done(r.progress)}
+    if open_ones:
+        steps = rounds_together(
+            [r.task for r in open_ones.values()],
+            [r.progress for r in open_ones.values()],
+            [r.own for r in open_ones.values()],
+        )
+        for entries in steps:
+            for recording, entry in zip(open_ones.values(), entries):
+                if entry is not None:
+                    recording.add(*entry)
+            watch.round(_mean([entry[1] for entry in entries if entry is not None]))
+    ended = {name: recording.end() for name, recording in recordings.items()}
+    watch.ended(title, all(was_finished for _, was_finished in ended.values()))
+    return {name: run for name, (run, _) in ended.items()}
+
+
+def _mean(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One record to show for all members: the mean of their scores."""
+    records = list(records)
+    scored = [r["test"] for r in records if r.get("test")]
+    means = {key: sum(r[key] for r in scored) / len(scored) for key in scored[0]} if scored else {}
+    notes = [note for r in records for note in r.get("notes", ())]
+    left_out = {k: why for r in records for k, why in r.get("left_out", {}).items()}
+    return {"round": max(r["round"] for r in records), "test": means, "left_out": left_out, "notes": notes}

@@ -1,0 +1,77 @@
+"""A sweep is its members: the same answers as alone, each in a folder of its own, and resumable."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedbayes.errors import InputError
+from fedbayes.study.experiment import Experiment
+from fedbayes.study.folders import runs_in
+from fedbayes.study.run import load, run
+from fedbayes.study.sweep import members_of, program_of, sweep, values_of
+
+DIGITS = Experiment(
+    data="digits",
+    partition="dirichlet",
+    partition_options={"alpha": 0.5},
+    clients=8,
+    cohort=3,
+    rounds=2,
+    network_options={"hidden": [8]},
+    options={"epochs": 1, "test_draws": 2},
+    evaluate_every=2,
+)
+
+
+def test_values_are_ranges_or_lists() -> None:
+    assert values_of("seed=0..2") == ("seed", ["0", "1", "2"])
+    assert values_of("kl_weight=1e-5, 1e-4") == ("kl_weight", ["1e-5", "1e-4"])
+
+
+@pytest.mark.parametrize("bad", ["seed", "seed=", "=1", "seed=3..1"])
+def test_an_odd_range_is_refused_by_name(bad: str) -> None:
+    with pytest.raises(InputError, match="--over"):
+        values_of(bad)
+
+
+def test_members_are_all_combinations_and_say_what_may_be_one_program() -> None:
+    members = members_of(DIGITS, ["seed=0..1", "lr=0.01,0.1", "batch=5,10"])
+    assert len(members) == 8
+    assert members["seed=1,lr=0.1,batch=5"].options["lr"] == 0.1
+    assert len({program_of(member) for member in members.values()}) == 2  # batch is a shape, seed and lr are numbers
+
+
+def test_a_switched_off_term_is_another_program() -> None:
+    members = members_of(replace(DIGITS, method="fedavg"), ["weight_decay=0.0,0.1,0.2"])
+    assert len({program_of(member) for member in members.values()}) == 2
+
+
+def test_every_member_equals_its_run_alone(tmp_path: Path) -> None:
+    made = sweep(DIGITS, ["seed=0..1", "kl_weight=1e-4,1e-2"], tmp_path / "sweep")
+    alone = run(replace(DIGITS, seed=1, options={**DIGITS.options, "kl_weight": 1e-2}), tmp_path / "alone")["feduab"]
+    member = made["seed=1,kl_weight=1e-2"]
+    torch.testing.assert_close(member.posterior.mean, alone.posterior.mean, rtol=1e-5, atol=1e-6)
+    assert len(runs_in(tmp_path / "sweep")) == 4
+    again = load(tmp_path / "sweep" / "seed=1,kl_weight=1e-2")
+    assert torch.equal(again.posterior.mean, member.posterior.mean)
+
+
+def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole = sweep(DIGITS, ["seed=0..1"], tmp_path / "whole")
+    sweep(replace(DIGITS, rounds=1), ["seed=0..1"], tmp_path / "cut")
+    for name in ("seed=0", "seed=1"):
+        config = tmp_path / "cut" / name / "config.toml"
+        config.write_text(config.read_text().replace("rounds = 1", "rounds = 2"))
+    went_on = sweep(DIGITS, ["seed=0..1"], tmp_path / "cut")
+    for name in whole:
+        assert torch.equal(went_on[name].posterior.mean, whole[name].posterior.mean)
+        assert [r["round"] for r in went_on[name].journal] == [1, 2]
+    again = sweep(DIGITS, ["seed=0..1"], tmp_path / "cut")
+    assert torch.equal(again["seed=0"].posterior.mean, whole["seed=0"].posterior.mean)
+
+
+def test_a_comparison_is_not_swept(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="one method"):
+        sweep(replace(DIGITS, methods=("fedavg", "feduab")), ["seed=0..1"], tmp_path)
