@@ -59,12 +59,15 @@ class Conformal(NamedTuple):
         return p.mean - half, p.mean + half
 
 
-def held_out(run: Run, *, draws: int | None = None, seed: int = 0) -> Held:
-    """Predict the held-out rows; `seed` says which half of the test set calibrates where there is no validation."""
+def held_out(run: Run, *, draws: int | None = None, seed: int = 0, p: Predictive | None = None) -> Held:
+    """Predict the held-out rows; `seed` says which half of the test set calibrates where there is no validation.
+
+    `p` spares predicting the test set anew.
+    """
     data, clients = run.task.clients.data, run.task.clients
     if not len(data.test_x):
         raise InputError(f"{data.name} has no test rows: calibration needs rows to judge by")
-    p = predict_with(run.task, run.parts, data.test_x, draws=draws)
+    p = predict_with(run.task, run.parts, data.test_x, draws=draws) if p is None else p
     y = _targets(run, data.test_y)
     homes = [clients.test_rows(k) for k in range(len(clients))]
     if len(run.task.validation):
@@ -118,14 +121,14 @@ def conformal(
         raise InputError("conformal: by_class needs classes; the run predicts real targets")
     chosen = held.sites if sites is None else [held.sites[k] for k in sites]
     spread = target_spread(run)
-    strange = _strangeness(held, score, spread)
     edges = of.PROBABILITY_EDGES if kind == "classes" else of.RESIDUAL_EDGES
     groups = p.mean.shape[-1] if by_class else 1
     counts = torch.zeros(groups, len(edges) + 1, dtype=torch.float64)
     for rows in distinct(chosen):
+        y = held.y[rows]
+        strange = _strangeness(rows_of(p, rows), y, score, spread)
         for c in range(groups):
-            own = rows[held.y[rows] == c] if by_class else rows
-            counts[c] += of.histogram(strange[own], edges)
+            counts[c] += of.histogram(strange, edges, y == c if by_class else None)
     total = int(counts.sum())
     if not total:
         raise InputError("conformal: no held-out row at these sites; give the run a validation share, or a test set")
@@ -145,12 +148,19 @@ def covered(made: Conformal, p: Predictive, y: Tensor) -> Tensor:
 
 def distinct(sites: Iterable[Tensor]) -> Iterable[Tensor]:
     """Rows by site, each row at the first site that holds it: one row is one piece of evidence."""
-    seen: set[int] = set()
-    for rows in sites:
-        fresh = torch.tensor([int(row) for row in rows if int(row) not in seen], dtype=torch.int64)
-        seen.update(fresh.tolist())
+    held = [rows for rows in sites if len(rows)]
+    seen = torch.zeros(1 + max((int(rows.max()) for rows in held), default=0), dtype=torch.bool)
+    for rows in held:
+        fresh = rows[~seen[rows]].unique()
+        seen[fresh] = True
         if len(fresh):
             yield fresh
+
+
+def rows_of(p: Predictive, rows: Tensor) -> Predictive:
+    """Some rows of a prediction."""
+    names = ("mean", "aleatoric", "epistemic", "expected_entropy")
+    return p._replace(**{name: getattr(p, name)[rows.to(p.mean.device)] for name in names})
 
 
 def scale_of(p: Predictive, spread: Tensor) -> Tensor:
@@ -168,12 +178,11 @@ def target_spread(run: Run) -> Tensor:
     return torch.where(spread > 0, spread, 1.0)
 
 
-def _strangeness(held: Held, score: str, spread: Tensor) -> Tensor:
+def _strangeness(p: Predictive, y: Tensor, score: str, spread: Tensor) -> Tensor:
     """The score [N] of each true target; higher is stranger."""
-    if held.p.kind == "classes":
-        return of.label_scores(SET_SCORES[score](held.p.probs).cpu(), held.y)
-    mean, scale = held.p.mean.cpu(), scale_of(held.p, spread).cpu()
-    return of.normalised_residual(mean, scale, held.y)
+    if p.kind == "classes":
+        return of.label_scores(SET_SCORES[score](p.probs).cpu(), y)
+    return of.normalised_residual(p.mean.cpu(), scale_of(p, spread).cpu(), y)
 
 
 def _targets(run: Run, y: Tensor) -> Tensor:

@@ -23,19 +23,20 @@ PARTS = {
 }
 CONFORMAL = {
     "coverage": "coverage",
-    "class_least": "coverage, least class",
-    "site_tenth": "coverage, site at 10 %",
+    "class_least": "least class",
+    "site_tenth": "10 % of sites below",
     "size": "classes in a set ↓",
     "empty": "empty sets",
     "width": "width ↓",
 }
+SHORT = {"mutual_information": "mutual inf."}
 Scores = Mapping[str, Any]
 
 
 def score_table(runs: Mapping[str, Scores]) -> Table:
     """Every score of the test set with its Monte Carlo error, then what calibration makes of it."""
     columns = [dict(_rows(scores)) for scores in runs.values()]
-    table = Table("score", *runs, box=box.SIMPLE_HEAD)
+    table = Table("score", *runs, box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for title in dict.fromkeys(title for column in columns for title in column):
@@ -45,14 +46,14 @@ def score_table(runs: Mapping[str, Scores]) -> Table:
 
 def ood_table(runs: Mapping[str, Scores], name: str) -> Table:
     """How well each score tells one set from the test set: AUROC with the spread of its resamples, AUPR, FPR95."""
-    table = Table("score", title=f"outside: {name}", box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table("score", title=f"outside: {name}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for method in runs:
         for title in (f"{method}\nAUROC ↑", "\nAUPR ↑", "\nFPR95 ↓"):
             table.add_column(title, justify="right")
     each = [scores["ood"]["tables"][name] for scores in runs.values()]
     for score in dict.fromkeys(score for rows in each for score in rows):
         cells = [cell for rows in each for cell in _ranked(rows.get(score))]
-        table.add_row(score.replace("_", " "), *cells)
+        table.add_row(SHORT.get(score, score.replace("_", " ")), *cells)
     return table
 
 
@@ -61,7 +62,7 @@ def _ranked(row: Mapping[str, Mapping[str, float]] | None) -> list[str]:
         return ["–", "", ""]
     area = row["auroc"]
     return [
-        f"{area['value']:.3f} ± {area['spread']:.3f}",
+        f"{area['value']:.3f}±{area['spread']:.3f}",
         f"{row['aupr']['value']:.3f}",
         f"{row['fpr95']['value']:.3f}",
     ]
@@ -84,8 +85,8 @@ def _rows(scores: Scores) -> Iterator[tuple[str, str]]:
     for way, row in scores.get("conformal", {}).items():
         for name, title in CONFORMAL.items():
             if name in row:
-                promised = f"{row['promised']:.0%} "
-                yield f"{promised}{'sets by class' if way == 'by_class' else 'conformal'}: {title}", f"{row[name]:.4f}"
+                kind = "intervals" if "width" in row else "sets by class" if way == "by_class" else "sets"
+                yield f"{row['promised']:.0%} {kind}: {title}", f"{row[name]:.4f}"
 
 
 def _cell(figure: Mapping[str, float | None]) -> str:

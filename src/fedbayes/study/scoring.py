@@ -101,7 +101,7 @@ def temperature_scores(run: Run, held: calibrate.Held) -> dict[str, float]:
     """The temperature, and NLL, Brier and ECE of the judging rows before and after."""
     rows = _union(held.judge_sites)
     y, warmth = held.judge_y[rows], calibrate.temperature(run, held=held)
-    judge = _rows(held.judge, rows)
+    judge = calibrate.rows_of(held.judge, rows)
     before, after = judge.probs.cpu(), calibrate.tempered(judge, warmth).cpu()
     made = {"temperature": warmth, "rows": float(len(rows))}
     for when, probs in (("before", before), ("after", after)):
@@ -115,7 +115,7 @@ def conformal_scores(run: Run, held: calibrate.Held, coverage: float = 0.9) -> d
     classes = held.p.kind == "classes"
     made: dict[str, dict[str, float | None]] = {}
     rows = _union(held.judge_sites)
-    judge, y = _rows(held.judge, rows), held.judge_y[rows]
+    judge, y = calibrate.rows_of(held.judge, rows), held.judge_y[rows]
     for way in ("pooled", "by_class") if classes else ("pooled",):
         fitted = calibrate.conformal(run, coverage, by_class=way == "by_class", held=held)
         hit = calibrate.covered(fitted, judge, y).double()
@@ -183,11 +183,6 @@ def _scores(p: Predictive, y: Tensor) -> dict[str, float | None]:
 
 def _union(sites: Iterable[Tensor]) -> Tensor:
     return torch.cat(list(calibrate.distinct(sites)))
-
-
-def _rows(p: Predictive, rows: Tensor) -> Predictive:
-    names = ("mean", "aleatoric", "epistemic", "expected_entropy")
-    return p._replace(**{name: getattr(p, name)[rows.to(p.mean.device)] for name in names})
 
 
 def _earlier(folder: Path, scores: Scores) -> Any:
