@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Passive waiting keeps a step's time steady when another process is busy on the same cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint bench docs clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedbayes needs Python 3.11 or newer; set PYTHON=python3.11 (or newer)")'
@@ -22,6 +22,13 @@ test: $(BIN)/.installed lint
 bench: $(BIN)/.installed
 	$(BIN)/python benchmarks/cpu.py
 
+$(BIN)/.installed-docs: $(BIN)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: $(BIN)/.installed-docs
+	$(BIN)/python -m mkdocs build --strict
+
 lint: $(BIN)/.installed
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
@@ -29,4 +36,4 @@ lint: $(BIN)/.installed
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -34,6 +34,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="key=value over the experiment: rounds=50, options.fedavg.lr=0.1, or an option's name."),
 ]
+Events = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write TensorBoard events; needs fedbayes[tensorboard].")
+]
 
 
 def main() -> None:
@@ -80,6 +83,7 @@ def run(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, loop or stacked.")] = None,
     compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
+    tensorboard: Events = False,
 ) -> None:
     """Train an experiment into a folder, and write its report."""
     from fedbayes.study.experiment import with_settings
@@ -97,7 +101,7 @@ def run(
     folder = output or Path("runs") / Path(name).stem
     from fedbayes.study.run import run as train
 
-    _train(lambda watch: train(experiment, folder, watch), folder)
+    _train(lambda watch: train(experiment, folder, watch), folder, tensorboard)
 
 
 @app.command()
@@ -121,14 +125,14 @@ def sweep(
 
 
 @app.command()
-def resume(folder: Folder) -> None:
+def resume(folder: Folder, tensorboard: Events = False) -> None:
     """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
     from fedbayes.study.run import resume as go_on
 
-    _train(lambda watch: go_on(folder, watch), folder)
+    _train(lambda watch: go_on(folder, watch), folder, tensorboard)
 
 
-def _train(work: Any, folder: Path) -> None:
+def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
     from fedbayes.study.folders import arrays_in, runs_in
     from fedbayes.study.report import write
     from fedbayes.study.run import Watch
@@ -136,7 +140,8 @@ def _train(work: Any, folder: Path) -> None:
 
     try:
         with Bar(out) as bar:
-            work(Watch(bar.begun, bar.client, bar.round, bar.ended))
+            watch = Watch(bar.begun, bar.client, bar.round, bar.ended)
+            work(_with_events(watch, folder) if tensorboard else watch)
     except KeyboardInterrupt:
         out.print(f"\nstopped; nothing is lost: `fedbayes resume {folder}` goes on from the last checkpoint")
         raise SystemExit(130) from None
@@ -147,32 +152,72 @@ def _train(work: Any, folder: Path) -> None:
     out.print(f"report: {write([folder], folder / 'report.html')}")
 
 
+def _with_events(watch: Any, folder: Path) -> Any:
+    from fedbayes.study.tensorboard import with_events
+
+    return with_events(watch, folder)
+
+
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, one or more.")],
     output: Annotated[Path | None, typer.Option(help="The page to write; report.html in the first folder.")] = None,
+    figures: Annotated[bool, typer.Option(help="Also write figures/ beside the page, as SVG and PNG.")] = True,
+    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Write one self-contained page from run folders."""
-    from fedbayes.study.report import write
+    """Write one self-contained page from run folders, and its figures beside it."""
+    from fedbayes.study.report import write, write_figures
 
-    print(write(runs, output or runs[0] / "report.html"))
+    page = write(runs, output or runs[0] / "report.html")
+    print(page)
+    if figures:
+        made = write_figures(runs, page.parent / "figures")
+        print(f"{page.parent / 'figures'}: {len(made)} files")
+    if open:
+        typer.launch(page.resolve().as_uri())
 
 
 @app.command()
 def predict(
     folder: Folder,
-    input: Annotated[Path, typer.Option(help="Inputs as .npy, [N, ...] as the training inputs were stored.")],
-    output: Annotated[Path | None, typer.Option(help="Write all arrays as .npz.")] = None,
+    input: Annotated[Path, typer.Option(help="Inputs [N, ...] as .npy or .npz, or one a line as .csv, in own units.")],
+    output: Annotated[Path | None, typer.Option(help="Write all as .npz or .csv.")] = None,
     draws: Annotated[int | None, typer.Option(help="Draws of the weights; the method's own number by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+    ood: Annotated[
+        bool, typer.Option("--ood", help="Flag rows beyond a threshold that keeps 95 % of test data.")
+    ] = False,
+    by: Annotated[str, typer.Option(help="What --ood goes by: entropy or epistemic.")] = "entropy",
 ) -> None:
     """Probabilities with their aleatoric and epistemic parts for new data."""
     from fedbayes.study.predict import predict_file, prediction_table
 
-    arrays = predict_file(folder, input, output, draws=draws, device=device)
+    arrays, flags = predict_file(folder, input, output, draws=draws, device=device, ood=by if ood else None)
     out.print(prediction_table(arrays))
+    if flags:
+        print(
+            f"never seen: {flags.outside.sum()} of {len(flags.outside)} rows, {flags.measure} > {flags.threshold:.6g}"
+        )
     if output:
         print(output)
+
+
+@app.command()
+def export(
+    folder: Folder,
+    output: Annotated[Path, typer.Option(help="The folder to write.")],
+    what: Annotated[str, typer.Option(help="mean (one network), or ensemble (draws of the weights).")] = "ensemble",
+    draws: Annotated[
+        int | None, typer.Option(help="Members of the ensemble; the method's own number by default.")
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also as ONNX; needs fedbayes[onnx].")] = False,
+) -> None:
+    """The trained network as files that need no fedbayes: a torch.export program, safetensors and a PyTorch file."""
+    from fedbayes.study.export import export as write
+    from fedbayes.study.run import load
+
+    for path in write(load(folder, device="cpu"), output, what, draws=draws, onnx=onnx):
+        print(path)
 
 
 @app.command()

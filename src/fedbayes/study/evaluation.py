@@ -15,10 +15,12 @@ from fedbayes.data import Dataset
 from fedbayes.files import write_atomically
 from fedbayes.predict import Predictive
 from fedbayes.scores import SUMS
+from fedbayes.study.report.numbers import extremes
 from fedbayes.training import Run, predict_with
 
 FILE = "evaluation.npz"
 THUMBNAILS = 300
+EXTREMES = 12  # of each kind
 
 
 def write(folder: Path, run: Run) -> None:
@@ -30,11 +32,19 @@ def write(folder: Path, run: Run) -> None:
         p = predict_with(run.task, run.parts, data.test_x)
         y = targets(data, data.test_y)
         arrays |= {"labels": y.numpy(), **prediction_arrays(p), **score_arrays(run, p, y)}
-        rows = np.unique(np.linspace(0, len(data.test_x) - 1, THUMBNAILS).astype(int))
+        rows = thumbnail_rows(arrays)
         pictures = thumbnails(data, data.test_x[rows])
         if pictures is not None:
             arrays |= {"thumbnails": pictures, "thumbnail_rows": rows}
     save(folder / FILE, arrays)
+
+
+def thumbnail_rows(arrays: Mapping[str, Any]) -> np.ndarray:
+    """The test rows that a report may want to picture: some of all, and those at the ends of a classification."""
+    rows = [np.linspace(0, len(arrays["labels"]) - 1, THUMBNAILS).astype(int)]
+    if str(arrays["kind"]) == "classes":
+        rows += extremes(dict(arrays), EXTREMES).values()
+    return np.unique(np.concatenate(rows))
 
 
 def save(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ def calibration(m: Material) -> Section | None:
         Figure(f"reliability-{run.number}-{run.name}", run.name, _reliability(run), run=run.number) for run in runs
     ]
     lead = (
-        "Of the predictions made with some confidence, how many are right? Bars on the dashed diagonal are honest, those "
+        "Of the predictions made with some confidence, how many are right? Bars on the dashed diagonal are honest, "
         "below it over-confident (the red gap), bars above it too modest. Pale bars hold few predictions; the strip "
         "underneath says how many."
     )

@@ -204,7 +204,6 @@ def _lacking(run: Shown) -> list[str]:
         if lacks:
             notes.append(f"{run.name}: evaluation.npz has no {', '.join(lacks)} (an earlier version wrote it).")
     if not run.ood and kind_of(arrays) == "classes":
-        notes.append(
-            f"{run.name} has no out-of-distribution scores (ood.npz): `fedbayes evaluate {files.folder} --ood uniform-noise` makes some."
-        )
+        command = f"fedbayes evaluate {files.folder} --ood uniform-noise"
+        notes.append(f"{run.name} has no out-of-distribution scores (ood.npz): `{command}` makes some.")
     return notes
