@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
+from fedbayes.gradient import gradients
 from fedbayes.model import STATIC, Model
 from fedbayes.noise import Tape
 from fedbayes.optimisers import Optimiser
@@ -45,13 +45,13 @@ def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int, pull: 
         return nll, (static, nll.detach())
 
     def step(state: State, b: Batch, tape: Tape, info: Info) -> State:
-        gradients, (static, nll) = grad(loss, has_aux=True)(state.vectors, state.static, b, tape)
+        slopes, (static, nll) = gradients(loss, state.vectors, state.static, b, tape)
         if "weight_decay" in pull:
-            gradients = {p: g + info.options["weight_decay"] * state.vectors[p] for p, g in gradients.items()}
+            slopes = {p: g + info.options["weight_decay"] * state.vectors[p] for p, g in slopes.items()}
         if "proximal" in pull:
             away = {p: v - info.broadcast[p].mean for p, v in state.vectors.items()}
-            gradients = {p: g + info.options["proximal"] * away[p] for p, g in gradients.items()}
-        moved, vectors = optimiser.update(state.optimiser, state.vectors, gradients, info.options["lr"])
+            slopes = {p: g + info.options["proximal"] * away[p] for p, g in slopes.items()}
+        moved, vectors = optimiser.update(state.optimiser, state.vectors, slopes, info.options["lr"])
         return State(vectors, static, moved, state.loss + nll, state.steps + 1)
 
     def finish(state: State, info: Info) -> Upload:

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
+from fedbayes.gradient import gradients
 from fedbayes.model import STATIC, Model
 from fedbayes.networks.estimators import Plan, forward
 from fedbayes.noise import Tape
@@ -106,14 +107,14 @@ def variational(
         mean, rho = state.vectors["mean"], state.vectors["rho"]
         scale, slope = softplus_and_slope(rho)
         vectors = {"mean": mean, "scale": scale, **{part: state.vectors[part] for part in points}}
-        g, (static, nll) = grad(expected_nll, has_aux=True)(vectors, state.static, b, tape)
+        g, (static, nll) = gradients(expected_nll, vectors, state.static, b, tape)
         # The KL's gradient by hand: d/dmean = (m - m0) / s0^2, d/dscale = s / s0^2 - 1 / s. No logarithm is needed.
         q, weight = prior_of(info), weight_of(b, info)
         precision = q.scale.square().reciprocal()
-        gradients = {part: g[part] for part in points}
-        gradients["mean"] = g["mean"] + weight * precision * (mean - q.mean)
-        gradients["rho"] = (g["scale"] + weight * (scale * precision - scale.reciprocal())) * slope
-        moved, after = optimiser.update(state.optimiser, state.vectors, gradients, info.options["lr"])
+        slopes = {part: g[part] for part in points}
+        slopes["mean"] = g["mean"] + weight * precision * (mean - q.mean)
+        slopes["rho"] = (g["scale"] + weight * (scale * precision - scale.reciprocal())) * slope
+        moved, after = optimiser.update(state.optimiser, state.vectors, slopes, info.options["lr"])
         return State(after, static, moved, state.loss + nll, state.steps + 1)
 
     def finish(state: State, info: Info) -> Upload:
