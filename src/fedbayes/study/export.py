@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def export(
     write_atomically(folder / CARD, json.dumps(_card(run, what, predictor, x), indent=1, ensure_ascii=False))
     made.append(folder / CARD)
     if onnx:
-        torch.onnx.export(program, (), folder / ONNX, dynamo=True, verbose=False)
+        _write_onnx(program, folder / ONNX, list(predictor(x)))
         made.append(folder / ONNX)
     return made
 
@@ -210,6 +211,12 @@ def _card(run: Run, what: str, predictor: Predictor, x: Tensor) -> dict[str, Any
         "class_names": list(data.class_names),
         "rounds": run.progress.state.round,
     }
+
+
+def _write_onnx(program: ExportedProgram, path: Path, outputs: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own old calls
+        torch.onnx.export(program, (), path, dynamo=True, verbose=False, output_names=outputs)
 
 
 def _check_onnx() -> None:
