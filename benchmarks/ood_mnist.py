@@ -77,11 +77,11 @@ def figures(scene: str, settings: dict[str, Any], seed: int, folder: Path) -> It
     ood = SETS if scene == "mnist iid" else ()
     for method, scores in evaluate(folder, ood=ood, repeats=3).items():
         for name, figure in scores["scores"].items():
-            if figure["value"] is not None:
+            if figure["value"] is not None and name != "count":
                 yield ("scores", method, scene, name), figure["value"]
                 yield ("Monte Carlo error", method, scene, name), figure["error"]
-        for name, value in scores["temperature"].items():
-            yield ("temperature", method, scene, name), value
+        for name in ("temperature", "nll_before", "nll_after", "ece_before", "ece_after"):
+            yield ("temperature", method, scene, name), scores["temperature"][name]
         for name in ood:
             for score, row in scores["ood"]["tables"][name].items():
                 for metric, figure in row.items():
@@ -122,8 +122,11 @@ def write(path: Path, found: dict[Key, list[float]], seeds: int) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     rows = []
     for (table, row, column, metric), values in found.items():
+        if table == "Monte Carlo error":
+            continue
         scene = next((s for s in SCENES if column.startswith(s)), "mnist iid")
         method, _, score = row.partition(" ")
+        error = found.get(("Monte Carlo error", row, column, metric))
         rows.append(
             {
                 "table": table,
@@ -132,6 +135,7 @@ def write(path: Path, found: dict[Key, list[float]], seeds: int) -> None:
                 "metric": metric,
                 "ours": round(mean(values), 5),
                 "spread": round(stdev(values), 5) if len(values) > 1 else None,
+                "monte_carlo_error": error and round(mean(error), 5),
                 "published": PUBLISHED.get((method, score, column)) if metric == "auroc" else None,
                 "rounds": SCENES[scene]["rounds"],
                 "seeds": seeds,
