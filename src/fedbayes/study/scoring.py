@@ -56,13 +56,13 @@ def evaluate(
     for files in runs_in(folder):
         run = load(files.folder, network=network, clients=clients, device=device)
         with naming(files.name):
+            # Outside sets first: a name that can't be found is said at once.
+            tables, arrays = score_outside(run, ood, draws=draws, repeats=repeats) if ood else (None, {})
             scores = score_run(run, draws=draws, repeats=repeats)
-            if ood:
-                scores["ood"], arrays = score_outside(run, ood, draws=draws, repeats=repeats)
-                meta = {"method": files.name, **{key: scores[key] for key in ABOUT}, "ood": scores["ood"]}
-                save(files.folder / OOD_FILE, {**arrays, "meta": json.dumps(_plain(meta))})
-            else:
-                scores["ood"] = _earlier(files.folder, scores)
+        scores["ood"] = tables or _earlier(files.folder, scores)
+        if tables:
+            meta = {"method": files.name, **{key: scores[key] for key in ABOUT}, "ood": tables}
+            save(files.folder / OOD_FILE, {**arrays, "meta": json.dumps(_plain(meta))})
         write_atomically(files.folder / FILE, json.dumps(_plain(scores), indent=1, allow_nan=False))
         made[files.name] = scores
     if not made:
