@@ -17,7 +17,7 @@ run: $(BIN)/.installed
 	$(BIN)/fedbayes run quickstart
 
 test: $(BIN)/.installed lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 bench: $(BIN)/.installed
 	$(BIN)/python benchmarks/cpu.py

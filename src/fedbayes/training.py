@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,7 +149,7 @@ def prepare(
     data = clients.data
     scale = data.target_scale
     setting = Setting(
-        network.to(where),
+        copy.deepcopy(network).to(where),
         likelihood or LIKELIHOODS[data.kind](),
         data.x[:1].to(where),
         frozen,

@@ -54,7 +54,7 @@ def label_table(clients: Clients, *, first: int = 20) -> Table:
     counts = clients.label_counts()
     names = clients.data.class_names or tuple(str(c) for c in range(counts.shape[1]))
     table = Table(title=str(clients).removeprefix("Clients(").removesuffix(")"))
-    table.add_column("client", justify="right")
+    table.add_column("client", justify="right", no_wrap=True)
     for name in (*names, "rows", "test"):
         table.add_column(name, justify="right")
     tests = clients.test.sizes
