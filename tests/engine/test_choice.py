@@ -65,9 +65,14 @@ def test_an_unknown_choice_is_refused_by_name(options: dict[str, str], message: 
         task(**options)
 
 
-def test_settings_of_the_process_are_as_before_after_a_round() -> None:
-    before = torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
-    with pytest.raises(RuntimeError, match="inside"), quick_cpu(), tensor_cores("tf32"):
+def broken_round() -> None:
+    with quick_cpu(), tensor_cores("tf32"):
         assert torch.get_float32_matmul_precision() == "high"
         raise RuntimeError("inside")
+
+
+def test_settings_of_the_process_are_as_before_after_a_round() -> None:
+    before = torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
+    with pytest.raises(RuntimeError, match="inside"):
+        broken_round()
     assert (torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()) == before
