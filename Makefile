@@ -27,7 +27,7 @@ $(BIN)/.installed-docs: $(BIN)/.installed
 	@touch $@
 
 docs: $(BIN)/.installed-docs
-	$(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check src tests benchmarks
