@@ -109,6 +109,7 @@ class Model:
     unusual: bool  # whether it may call dropout or BatchNorm, which are then done our way
     prepare: Callable[[Tensor], Tensor]
     units: tuple[Tensor, Tensor] | None  # shift and scale from standardised targets back to the original units
+    dtype: torch.dtype  # of its weights
     bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
     recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
 
@@ -152,7 +153,10 @@ class Model:
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
-        return cls(module, still, dropping, likelihood, layouts, unusual, prepare or to_float, units, bfloat16, recast)
+        dtype = next(p.dtype for p in module.parameters())
+        return cls(
+            module, still, dropping, likelihood, layouts, unusual, prepare or to_float, units, dtype, bfloat16, recast
+        )
 
     @property
     def convolves(self) -> bool:
@@ -170,7 +174,9 @@ class Model:
 
     def inputs(self, x: Tensor) -> Tensor:
         """What the network sees of stored inputs, in its own precision; tokens stay whole numbers."""
-        x = in_precision_of(self.module, self.prepare(x))
+        x = self.prepare(x)
+        if x.is_floating_point():
+            x = x.to(self.dtype)
         alone = torch._C._functorch.peek_interpreter_stack() is None and not torch.compiler.is_compiling()
         # Convolutions on a CPU are faster with channels last.
         return (

@@ -63,15 +63,22 @@ class Work(NamedTuple):
 
 def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[..., Any]:
     """One step of every client on batches [clients, batches, B, ...]: the client's own step, under vmap."""
+    shared = together.info.broadcast is None
 
-    def one(state: Any, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, at: Tensor, info: Info) -> Any:
-        masks = [None] * phase.batches if live is None else list(live.unbind(0))
-        made = tuple(Batch(a, b, mask, at) for a, b, mask in zip(xs.unbind(0), ys.unbind(0), masks))
-        new = phase.step(state, made[0] if phase.batches == 1 else made, Tape(noise), info)
-        # A client whose steps are over waits for the others unchanged.
-        return new if live is None else only_if(live.any(), new, state)
+    def step(state: Any, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, at: Tensor, info: Info) -> Any:
+        def one(state: Any, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, own: Any) -> Any:
+            known = info._replace(n=own[0], batches=own[1]) if shared else own
+            masks = [None] * phase.batches if live is None else list(live.unbind(0))
+            made = tuple(Batch(a, b, mask, at) for a, b, mask in zip(xs.unbind(0), ys.unbind(0), masks))
+            new = phase.step(state, made[0] if phase.batches == 1 else made, Tape(noise), known)
+            # A client whose steps are over waits for the others unchanged.
+            return new if live is None else only_if(live.any(), new, state)
 
-    return together.over(one, (0, 0, 0, 0 if masked else None, 0, None, together.info))
+        # What all clients share is not handed through vmap, which would unpack it anew at every step.
+        own = (info.n, info.batches) if shared else info
+        return together.over(one, (0, 0, 0, 0 if masked else None, 0, 0))(state, xs, ys, live, noise, own)
+
+    return step
 
 
 MODES = ("graph", "compiled", "eager")  # from the fastest down; each falls back on the next
