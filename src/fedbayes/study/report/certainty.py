@@ -98,6 +98,8 @@ def retained(m: Material) -> Section | None:
         up = None
         if lines and not real:
             up = ticks(min(bounds(line.y for line in lines)[0], 0.95), 1.0)
+        if not any(len(np.unique(line.y)) > 1 for line in lines):
+            continue  # a measure that is the same for all rows sorts nothing
         label = "RMSE of the kept ↓" if real else "accuracy of the kept ↑"
         chart = line_chart(f"Retention by {title}", lines, "share kept", label, across=UNIT, up=up)
         if chart:
@@ -132,7 +134,7 @@ def plane(m: Material) -> Section | None:
     runs = [run for run in m.runs if {"aleatoric", "epistemic"} <= {*uncertainty(run.predictions)}][:PANELS]
     if not runs:
         return None
-    parts = [uncertainty(run.predictions) for run in runs]
+    parts = [_parts(run) for run in runs]
     across, up = (
         ticks(0, bounds(np.quantile(p[part], [0.5, 0.999]) for p in parts)[1] or 1, 4)
         for part in ("aleatoric", "epistemic")
@@ -143,7 +145,7 @@ def plane(m: Material) -> Section | None:
         "Each dot is a test row. To the right: what the data leave open, even with known weights (aleatoric). Upwards: "
         "what draws of the weights disagree on (epistemic). "
         + (
-            "Red dots lie outside their 90 % interval. "
+            "Both are standard deviations. Red dots lie outside their 90 % interval. "
             if real
             else "Red dots are wrong; good uncertainty has them far from the corner. "
         )
@@ -152,15 +154,23 @@ def plane(m: Material) -> Section | None:
     return Section("plane", "The uncertainty plane", lead, figures)
 
 
+def _parts(run: Shown) -> dict[str, np.ndarray]:
+    """The two parts: variances of a classification, deviations in the target's units of a regression."""
+    parts = uncertainty(run.predictions)
+    return {k: np.sqrt(v) for k, v in parts.items()} if kind_of(run.predictions) == "real" else parts
+
+
 def _plane(run: Shown, across: list[float], up: list[float]) -> Drawing:
-    p, hit = uncertainty(run.predictions), right(run.predictions)
+    p, hit = _parts(run), right(run.predictions)
+    real = kind_of(run.predictions) == "real"
     axes = Axes(across, up, "aleatoric", "epistemic", size=(360, 290))
-    for name, rows, ink in (("right", np.flatnonzero(hit), "right"), ("wrong", np.flatnonzero(~hit), "wrong")):
+    names = ("inside", "outside") if real else ("right", "wrong")
+    for name, rows, ink in zip(names, (np.flatnonzero(hit), np.flatnonzero(~hit)), ("right", "wrong")):
         some = rows[thinned(len(rows), DOTS)]
         x, y = axes.put(p["aleatoric"][some], p["epistemic"][some])
-        axes.marks.append(Dots(x, y, ink, radius=2.4, opacity=0.55 if name == "right" else 0.85))
+        axes.marks.append(Dots(x, y, ink, radius=2.4, opacity=0.55 if ink == "right" else 0.85))
         left = axes.width - 110
-        row = 24 if name == "right" else 40
+        row = 24 if ink == "right" else 40
         axes.marks += [Dots(np.array([left]), np.array([row - 4.0]), ink, radius=4)]
         axes.marks.append(Text(left + 10, row, f"{name} ({len(rows)})", ink="ink"))
     return axes.drawing(f"Uncertainty plane of {run.name}: epistemic by aleatoric part, {int((~hit).sum())} wrong")

@@ -11,7 +11,7 @@ import numpy as np
 from fedbayes.study.report.drawing import EVERYBODY, Area, Box, Dots, Drawing, Line, Mark, Text, bounds
 
 WIDTH, HEIGHT = 360.0, 240.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 12.0, 10.0, 40.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 20.0, 10.0, 40.0
 MOST = 240  # points of a curve
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ class Shown(NamedTuple):
     dash: str
     files: RunFiles
     ood: Arrays
+    errors: dict[str, float]  # Monte Carlo error of each score, where `fedbayes evaluate` has measured it
 
     @property
     def predictions(self) -> Arrays:
@@ -109,8 +111,8 @@ def _looks(found: list[tuple[str, RunFiles]], missing: list[str]) -> list[Shown]
         inks.setdefault(key, []).append(number)
         colour, dash = list(inks).index(key), len(inks[key]) - 1
         dash += colour // COLOURS
-        ood = _arrays(files.folder / "ood.npz", missing)
-        runs.append(Shown(number, name, f"c{colour % COLOURS}", DASHES[dash % len(DASHES)], files, ood))
+        ood, errors = _arrays(files.folder / "ood.npz", missing), _errors(files.folder / "scores.json", missing)
+        runs.append(Shown(number, name, f"c{colour % COLOURS}", DASHES[dash % len(DASHES)], files, ood, errors))
     return runs
 
 
@@ -178,6 +180,17 @@ def _arrays(path: Path, missing: list[str]) -> Arrays:
         return arrays_in(path)
     except InputError as error:
         missing.append(f"{error}.")
+        return {}
+
+
+def _errors(path: Path, missing: list[str]) -> dict[str, float]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["scores"]
+        return {name: float(row["error"]) for name, row in found.items() if row.get("error")}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        missing.append(f"{path} can't be read ({type(error).__name__}: {error}); `fedbayes evaluate` writes it anew.")
         return {}
 
 

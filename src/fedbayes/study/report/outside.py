@@ -73,7 +73,7 @@ def _roc(runs: list[Shown], name: str, score: str) -> Figure | None:
             lines.append(run.curve(false, true))
     labels = ("test rows flagged ↓", "outside flagged ↑")
     chart = line_chart(f"ROC, {name}, {_title(score)}", lines, *labels, across=UNIT, up=UNIT, diagonal=True)
-    return Figure(f"roc-{name}-{score}", f"ROC by {_title(score)}", chart) if chart else None
+    return Figure(f"roc-{name}-{score}", f"{name}: ROC by {_title(score)}", chart) if chart else None
 
 
 def _histogram(run: Shown, name: str, score: str) -> Figure | None:
@@ -82,7 +82,7 @@ def _histogram(run: Shown, name: str, score: str) -> Figure | None:
         return None
     groups = [("test set", run.ink, pair[0]), (name, "wrong", pair[1])]
     chart = histogram(f"{run.name}, {name}", groups, _title(score))
-    title = f"{run.name}: {_title(score)}"
+    title = f"{run.name}, {name}: {_title(score)}"
     return Figure(f"ood-{name}-{score}-{run.number}-{run.name}", title, chart, run=run.number) if chart else None
 
 

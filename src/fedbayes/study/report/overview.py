@@ -12,9 +12,12 @@ from fedbayes.study.wording import TITLES, best_of
 
 
 def what_was_run(m: Material) -> str:
-    """One line for each setting that runs share."""
-    lines = [_line(run.files.experiment) for run in m.runs]
-    return "".join(f"<p class=lead>{escape(line)}</p>" for line in dict.fromkeys(lines))
+    """One line for each setting that runs share, with the seeds it was run under."""
+    seeds: dict[str, list[int]] = {}
+    for run in m.runs:
+        seeds.setdefault(_line(run.files.experiment), []).append(run.files.experiment.seed)
+    lines = [f"{line}, {_seeds(sorted(set(held)))}" for line, held in seeds.items()]
+    return "".join(f"<p class=lead>{escape(line)}</p>" for line in lines)
 
 
 def _line(x: Experiment) -> str:
@@ -22,8 +25,12 @@ def _line(x: Experiment) -> str:
     cohort = "all" if x.cohort is None else f"{x.cohort:.0%}" if isinstance(x.cohort, float) else str(x.cohort)
     return (
         f"{x.data} over {x.clients} clients ({x.partition}{', ' + spread if spread else ''}), "
-        f"{cohort} a round, network {x.network}, seed {x.seed}"
+        f"{cohort} a round, network {x.network}"
     )
+
+
+def _seeds(seeds: list[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
 
 
 def missing(m: Material) -> str:
@@ -53,10 +60,15 @@ def closing(m: Material) -> Section:
         for name in names:
             value = run.files.scores.get(name)
             mark = ' class="best"' if len(m.runs) > 1 and value is not None and value == best[name] else ""
-            cells.append(f"<td{mark}>{'' if value is None else f'{value:.4f}'}</td>")
+            error = f" <small>± {run.errors[name]:.4f}</small>" if name in run.errors else ""
+            if not error and any(name in other.errors for other in m.runs):
+                error = " <small class=gap>± 0.0000</small>"  # unseen: decimal points stay in line
+            cells.append(f"<td{mark}>{'' if value is None else f'{value:.4f}{error}'}</td>")
         rounds = f"<td>{len(run.files.records)}</td>"
         rows.append(f'<tr class="r{run.number}"><th scope=row>{key(run)}</th>{"".join(cells)}{rounds}</tr>')
     lead = "An arrow says which way is better; the best of a column is bold."
+    if any(run.errors for run in m.runs):
+        lead += " After ± stands the deviation over repeated predictions with other draws of the weights."
     if any(run.predictions and kind_of(run.predictions) == "real" for run in m.runs):
         lead += " Columns without an arrow have a target: the share of targets inside an interval should be its level."
     return Section("scores", "Scores on the test set", lead, [table(head, rows)])

@@ -17,6 +17,7 @@ from fedbayes.study.report.outside import outside
 from fedbayes.study.report.overview import closing, missing, settings, what_was_run
 from fedbayes.study.report.people import clients
 
+STUCK = 6  # with more runs their boxes do not stay in view: they would cover the page
 SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     closing,
     curves,
@@ -57,8 +58,11 @@ def sections_of(material: Material) -> list[Section]:
 
 
 def figures_in(sections: Sequence[Section]) -> Iterator[Figure]:
-    """All figures of the page in order."""
-    yield from (piece for section in sections for piece in section.body if isinstance(piece, Figure))
+    """All figures of the page in order; those of one run are titled by their section too, as files stand alone."""
+    for section in sections:
+        for piece in section.body:
+            if isinstance(piece, Figure):
+                yield piece._replace(title=f"{section.title}: {piece.title}") if piece.run >= 0 else piece
 
 
 def _controls(m: Material) -> str:
@@ -68,8 +72,9 @@ def _controls(m: Material) -> str:
         f'<label><input type="radio" name="scheme" id="scheme-{name}"{chosen}>{name}</label>'
         for name, chosen in (("auto", " checked"), ("light", ""), ("dark", ""))
     )
+    many = " many" if len(m.runs) > STUCK else ""
     return (
-        f'<div class="controls"><fieldset><legend>Runs</legend>{boxes}</fieldset>'
+        f'<div class="controls{many}"><fieldset><legend>Runs</legend>{boxes}</fieldset>'
         f'<fieldset class="scheme"><legend>Scheme</legend>{schemes}</fieldset></div>'
     )
 

@@ -29,13 +29,13 @@ def clients(m: Material) -> Section | None:
         if chart:
             direction = "Higher" if "↑" in SCORES[score] else "Lower"
             caption = (
-                f"Clients in the order of their own {score.replace('_', ' ')}, the worst served left. {direction} is "
-                "better; the flatter, the fairer."
+                f"Clients in the order of their own {SCORES[score].rpartition(' ')[0]}, the worst served left. "
+                f"{direction} is better; the flatter, the fairer."
             )
             body.append(Figure("clients-spread", "Spread over clients", chart, caption))
     for number, group in enumerate(_homes(runs)):
         body += _home(group, score, number)
-    lead = "Each client's score is of its own test rows, which have its own mix of labels."
+    lead = "Each client's score is of its own test rows, which have its own mix of labels where there are labels."
     return Section("clients", "Clients", lead, body)
 
 
