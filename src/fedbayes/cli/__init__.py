@@ -1,0 +1,57 @@
+"""The command line: it prints, and never computes.
+
+Modules that load torch are imported inside the commands that need it: help and errors answer at once.
+"""
+
+from __future__ import annotations
+
+import os  # noqa: I001  (commands stand in --help in the order of their import)
+import sys
+import traceback
+import warnings
+from typing import Annotated
+
+import typer
+
+import fedbayes
+from fedbayes.cli import train, use, lists
+from fedbayes.cli.shared import app
+from fedbayes.errors import InputError
+
+__all__ = ["app", "lists", "main", "train", "use"]
+
+
+def main() -> None:
+    """Run the command line: input errors are one line and exit code 2, Ctrl-C is 130."""
+    # Waiting threads that spin collapse beside any other busy process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    debug = "--debug" in sys.argv
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    try:
+        app(args=arguments, prog_name="fedbayes")
+    except InputError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of a pipe has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:  # a full disk, a folder without rights
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}; what was written before is kept, and `fedbayes resume` goes on", file=sys.stderr)
+        sys.exit(1)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(fedbayes.__version__)
+        raise typer.Exit
+
+
+@app.callback(epilog="--debug anywhere shows the traceback of an error.")
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)

@@ -1,0 +1,106 @@
+"""Commands that list what there is, and show how data are spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedbayes.cli.shared import Settings, app, data_app, out
+
+
+def _list(rows: Iterable[tuple[str, str]]) -> None:
+    rows = list(rows)
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, about in rows:
+        print(f"{name:<{width}}  {about}")
+
+
+def _docs(table: Mapping[str, Any]) -> None:
+    _list((name, (made.__doc__ or "").strip().splitlines()[0]) for name, made in table.items())
+
+
+@app.command()
+def experiments() -> None:
+    """Experiments that come with the library."""
+    from fedbayes.study.experiments import EXPERIMENTS
+
+    _list((name, f"{x.data}, {x.clients} clients, {' and '.join(x.all_methods)}") for name, x in EXPERIMENTS.items())
+
+
+@app.command()
+def methods() -> None:
+    """Methods, by their papers' names."""
+    from fedbayes.methods import METHODS
+
+    _docs(METHODS)
+
+
+@app.command()
+def rules() -> None:
+    """Aggregation rules."""
+    from fedbayes.server.rules import RULES
+
+    _list((name, rule.about) for name, rule in RULES.items())
+
+
+@app.command()
+def weightings() -> None:
+    """Ways to weigh clients."""
+    from fedbayes.server.weighting import WEIGHTINGS
+
+    _list((name, weighting.about) for name, weighting in WEIGHTINGS.items())
+
+
+@app.command()
+def networks() -> None:
+    """Networks, by name."""
+    from fedbayes.networks.papers import NETWORKS
+
+    _docs(NETWORKS)
+
+
+@app.command()
+def partitions() -> None:
+    """Ways to spread data over clients."""
+    from fedbayes.data.partition import PARTITIONS
+
+    _docs(PARTITIONS)
+
+
+@app.command()
+def datasets() -> None:
+    """Data sets, what they hold, and where each would come from."""
+    from fedbayes.data.catalogue import listing
+
+    _list((row.name, f"{row.about}; {row.train} + {row.test} rows; {row.source}") for row in listing())
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="A data set's name, or package.module:object.")],
+    partition: Annotated[str, typer.Option(help="How it is spread.")] = "iid",
+    clients: Annotated[int, typer.Option(help="Over how many clients.")] = 20,
+    seed: Annotated[int, typer.Option(help="The split's seed.")] = 0,
+    settings: Settings = None,
+    figure: Annotated[Path | None, typer.Option(help="Write a picture of who holds what (.svg, .png).")] = None,
+) -> None:
+    """A data set and its spread over clients: rows and labels of each."""
+    from fedbayes.data.show import label_figure, label_table
+    from fedbayes.study.build import clients_of
+    from fedbayes.study.experiment import Experiment, with_settings
+
+    experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed)
+    spread = clients_of(with_settings(experiment, settings or [], lambda method: ()))
+    out.print(repr(spread.data), soft_wrap=True)
+    if spread.data.kind == "real":
+        out.print(repr(spread))
+    else:
+        table = label_table(spread)
+        table.box, table.padding = None, (0, 1)  # ten classes fit into 80 columns
+        out.print(table)
+    if figure:
+        label_figure(spread, path=figure)
+        print(figure)

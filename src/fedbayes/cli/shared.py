@@ -1,0 +1,28 @@
+"""What the commands share: the application, the console, arguments that several take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Bayesian federated learning: train any PyTorch network across clients, and get a posterior back.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at data sets and how they are spread.")
+app.add_typer(data_app, name="data")
+out = Console(highlight=False)
+
+Folder = Annotated[Path, typer.Argument(help="A folder that `fedbayes run` wrote.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value over the experiment: rounds=50, options.fedavg.lr=0.1, or an option's name."),
+]
+Events = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write TensorBoard events; needs fedbayes[tensorboard].")
+]

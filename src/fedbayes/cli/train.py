@@ -1,0 +1,94 @@
+"""Commands that train: run, sweep, resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedbayes.cli.shared import Events, Folder, Settings, app, out
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="An experiment's name (quickstart) or a TOML file.")],
+    output: Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME by default.")] = None,
+    settings: Settings = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, loop or stacked.")] = None,
+    compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
+    tensorboard: Events = False,
+) -> None:
+    """Train an experiment into a folder, and write its report."""
+    from fedbayes.study.experiment import with_settings
+    from fedbayes.study.experiments import find
+
+    experiment = find(name)
+    given = [*(settings or [])]
+    given += [
+        f'{key}="{value}"' for key, value in (("device", device), ("engine", engine), ("compile", compile)) if value
+    ]
+    if given:
+        from fedbayes.study.build import options_of_method
+
+        experiment = with_settings(experiment, given, options_of_method)
+    folder = output or Path("runs") / Path(name).stem
+    from fedbayes.study.run import run as train
+
+    _train(lambda watch: train(experiment, folder, watch), folder, tensorboard)
+
+
+@app.command()
+def sweep(
+    name: Annotated[str, typer.Argument(help="An experiment's name or a TOML file.")],
+    over: Annotated[list[str], typer.Option(help="key=first..last or key=a,b,c; give it again for more keys.")],
+    output: Annotated[Path | None, typer.Option(help="The folder of the members' folders; runs/NAME-sweep.")] = None,
+    settings: Settings = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+) -> None:
+    """Train an experiment over lists of values, as one tensor program where only numbers differ; again: go on."""
+    from fedbayes.study.build import options_of_method
+    from fedbayes.study.experiment import with_settings
+    from fedbayes.study.experiments import find
+    from fedbayes.study.sweep import sweep as train
+
+    given = [*(settings or []), *([f'device="{device}"'] if device else [])]
+    experiment = with_settings(find(name), given, options_of_method)
+    folder = output or Path("runs") / f"{Path(name).stem}-sweep"
+    _train(lambda watch: train(experiment, over, folder, watch), folder)
+
+
+@app.command()
+def resume(folder: Folder, tensorboard: Events = False) -> None:
+    """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
+    from fedbayes.study.run import resume as go_on
+
+    _train(lambda watch: go_on(folder, watch), folder, tensorboard)
+
+
+def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
+    from fedbayes.study.folders import arrays_in, runs_in
+    from fedbayes.study.report import write
+    from fedbayes.study.run import Watch
+    from fedbayes.study.terminal import Bar, closing_table, samples_text
+
+    try:
+        with Bar(out) as bar:
+            watch = Watch(bar.begun, bar.client, bar.round, bar.ended)
+            work(_with_events(watch, folder) if tensorboard else watch)
+    except KeyboardInterrupt:
+        out.print(f"\nstopped; nothing is lost: `fedbayes resume {folder}` goes on from the last checkpoint")
+        raise SystemExit(130) from None
+    shown = arrays_in(folder / "samples.npz")
+    for block in samples_text(shown) if shown else []:
+        out.print(f"\n{escape(block)}")
+    out.print(closing_table(runs_in(folder)))
+    out.print(f"report: {write([folder], folder / 'report.html')}")
+
+
+def _with_events(watch: Any, folder: Path) -> Any:
+    from fedbayes.study.tensorboard import with_events
+
+    return with_events(watch, folder)

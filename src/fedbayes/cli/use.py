@@ -1,0 +1,99 @@
+"""Commands on what was trained: report, predict, export, evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from fedbayes.cli.shared import Folder, app, out
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, one or more.")],
+    output: Annotated[Path | None, typer.Option(help="The page to write; report.html in the first folder.")] = None,
+    figures: Annotated[bool, typer.Option(help="Also write figures/ beside the page, as SVG and PNG.")] = True,
+    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Write one self-contained page from run folders, and its figures beside it."""
+    from fedbayes.study.report import write, write_figures
+
+    page = write(runs, output or runs[0] / "report.html")
+    print(page)
+    if figures:
+        made = write_figures(runs, page.parent / "figures")
+        print(f"{page.parent / 'figures'}: {len(made)} files")
+    if open:
+        typer.launch(page.resolve().as_uri())
+
+
+@app.command()
+def predict(
+    folder: Folder,
+    input: Annotated[Path, typer.Option(help="Inputs [N, ...] as .npy or .npz, or one a line as .csv, in own units.")],
+    output: Annotated[Path | None, typer.Option(help="Write all as .npz or .csv.")] = None,
+    draws: Annotated[int | None, typer.Option(help="Draws of the weights; the method's own number by default.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+    ood: Annotated[
+        bool, typer.Option("--ood", help="Flag rows beyond a threshold that keeps 95 % of test data.")
+    ] = False,
+    by: Annotated[str, typer.Option(help="What --ood goes by: entropy or epistemic.")] = "entropy",
+) -> None:
+    """Probabilities with their aleatoric and epistemic parts for new data."""
+    from fedbayes.study.predict import predict_file, prediction_table
+
+    arrays, flags = predict_file(folder, input, output, draws=draws, device=device, ood=by if ood else None)
+    out.print(prediction_table(arrays))
+    if flags:
+        print(
+            f"never seen: {flags.outside.sum()} of {len(flags.outside)} rows, {flags.measure} > {flags.threshold:.6g}"
+        )
+    if output:
+        print(output)
+
+
+@app.command()
+def export(
+    folder: Folder,
+    output: Annotated[Path, typer.Option(help="The folder to write.")],
+    what: Annotated[str, typer.Option(help="mean (one network), or ensemble (draws of the weights).")] = "ensemble",
+    draws: Annotated[
+        int | None, typer.Option(help="Members of the ensemble; the method's own number by default.")
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also as ONNX; needs fedbayes[onnx].")] = False,
+) -> None:
+    """The trained network as files that need no fedbayes: a torch.export program, safetensors and a PyTorch file."""
+    from fedbayes.study.export import export as write
+    from fedbayes.study.run import load
+
+    for path in write(load(folder, device="cpu"), output, what, draws=draws, onnx=onnx):
+        print(path)
+
+
+@app.command()
+def evaluate(
+    folder: Folder,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(help="Sets to tell from the test set: kmnist,uniform-noise, or train@2000 (inputs x 2000)."),
+    ] = None,
+    draws: Annotated[int | None, typer.Option(help="Draws of the weights; the method's own number by default.")] = None,
+    repeats: Annotated[int, typer.Option(help="Predictions with draws of their own, for the Monte Carlo error.")] = 5,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+) -> None:
+    """All scores of a run (of each method in a comparison) with their Monte Carlo error, and OOD detection."""
+    from fedbayes.study.score_tables import ood_table, score_table
+    from fedbayes.study.scoring import evaluate as score
+
+    names = [name for given in ood or () for name in given.split(",") if name]
+    runs = score(folder, ood=names, draws=draws, repeats=repeats, device=device)
+    out.print(score_table(runs))
+    for name in names:
+        out.print(ood_table(runs, name))
+    for method, scores in runs.items():
+        for note in (scores["ood"] or {}).get("notes", ()):
+            out.print(f"{method}: {escape(note)}", style="dim")
+        print(folder / method / "scores.json" if len(runs) > 1 else folder / "scores.json")
