@@ -86,7 +86,7 @@ def score_outside(
     """AUROC, AUPR and FPR95 of every score for every set, and the arrays behind them.
 
     Means over resamples of equally many inside and outside inputs (FedPPD), each half the smaller side: the spread of
-    half samples is the standard error of the whole. Arrays are `inside/SCORE`, `outside/SET/SCORE` and `thumbs/SET`.
+    half samples is about the standard error of the whole. Arrays are `inside/SCORE`, `outside/SET/SCORE`, `thumbs/SET`.
     """
     data = run.task.clients.data
     sets = [outside(name, run) for name in dict.fromkeys(names)]
