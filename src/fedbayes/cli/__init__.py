@@ -3,9 +3,9 @@
 Modules that load torch are imported inside the commands that need it: help and errors answer at once.
 """
 
-from __future__ import annotations
+from __future__ import annotations  # noqa: I001  (commands stand in --help in the order of their import)
 
-import os  # noqa: I001  (commands stand in --help in the order of their import)
+import os
 import sys
 import traceback
 import warnings
