@@ -68,7 +68,7 @@ def test_sets_of_held_out_digits_cover_as_promised(digits, score):
     if score == "least_ambiguous":
         assert np.mean(covered) == pytest.approx(0.9, abs=0.01)
     else:
-        assert np.mean(covered) >= 0.9 - 0.005  # without randomisation it covers more
+        assert np.mean(covered) >= 0.9 - 0.005
 
 
 def test_intervals_cover_as_promised_and_wrong_scales_are_mended(line):

@@ -26,9 +26,9 @@ def least_ambiguous_scores(probs: Tensor) -> Tensor:
 
 
 def adaptive_scores(probs: Tensor) -> Tensor:
-    """Scores [N, C], the mass of the classes at least as probable as c: never empty, larger for harder rows.
+    """Scores [N, C], the mass of the classes at least as probable as c: sets are larger for harder rows.
 
-    Without randomisation, so it covers more than it promises (Romano et al., 2020).
+    Without randomisation (Romano et al., 2020). Empty where the likeliest class alone weighs more than the threshold.
     """
     ordered, order = inputs.distribution("probs", probs).sort(stable=True, dim=1, descending=True)
     return torch.zeros_like(ordered).scatter(1, order, ordered.cumsum(1))
