@@ -119,6 +119,13 @@ def test_runs_of_one_method_in_two_folders_are_told_apart(folder, copied):
     assert 'stroke-dasharray="7 3"' in page
 
 
+def test_a_page_of_many_runs_stays_small(folder, tmp_path):
+    homes = [shutil.copytree(folder, tmp_path / f"run{i}") for i in range(20)]
+    page = page_of(*homes)
+    assert page.count('type="checkbox"') == 40
+    assert len(page.encode()) < 5e6
+
+
 def test_a_report_is_written_without_torch(folder):
     program = """import sys; sys.modules['torch'] = None
 from fedbayes.study.report import write, write_figures

@@ -13,6 +13,7 @@ from fedbayes.study.report.drawing import EVERYBODY, Area, Box, Dots, Drawing, L
 WIDTH, HEIGHT = 360.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 20.0, 10.0, 40.0
 MOST = 240  # points of a curve
+FEW = 12  # curves that tell their numbers under a pointer
 
 
 class Curve(NamedTuple):
@@ -66,15 +67,15 @@ class Axes:
         ends = np.array([max(self.x0, self.y0), min(self.x1, self.y1)])
         self.marks.append(Line(*self.put(ends, ends), "soft", width=1, dash="3 3"))
 
-    def curve(self, curve: Curve) -> None:
-        """A line with targets for a pointer; values that are not finite are left out."""
+    def curve(self, curve: Curve, *, targets: bool = True) -> None:
+        """A line, with targets for a pointer; values that are not finite are left out."""
         kept = np.isfinite(curve.x) & np.isfinite(curve.y)
         x, y = np.asarray(curve.x, float)[kept], np.asarray(curve.y, float)[kept]
         some = thinned(len(x), MOST)
         self.marks.append(Line(*self.put(x[some], y[some]), curve.ink, curve.run, dash=curve.dash))
         if len(some) == 1:
             self.marks.append(Dots(*self.put(x, y), curve.ink, curve.run, 3))
-        some = thinned(len(x), 60)
+        some = thinned(len(x), 60 if targets else 0)
         said = [f"{curve.name}: {b:.4g} at {a:.4g}" for a, b in zip(x[some], y[some])]
         self.marks.append(Dots(*self.put(x[some], y[some]), curve.ink, curve.run, 5, said=said))
 
@@ -89,7 +90,8 @@ class Axes:
 
 def thinned(n: int, most: int) -> np.ndarray:
     """At most `most` of n row numbers, evenly spaced, first and last among them."""
-    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int)) if n else np.zeros(0, int)
+    some = np.linspace(0, n - 1, min(n, most)).round() if n and most else np.zeros(0)
+    return np.unique(some.astype(int))
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -127,7 +129,7 @@ def line_chart(
     if diagonal:
         axes.diagonal()
     for curve in curves:
-        axes.curve(curve)
+        axes.curve(curve, targets=len(curves) <= FEW)
     return axes.drawing(f"{title}: {y_label} by {x_label} of {', '.join(c.name for c in curves)}")
 
 

@@ -15,6 +15,7 @@ from fedbayes.study.report.pictures import data_address
 from fedbayes.study.wording import beyond
 
 EACH = 6
+SHOWN = 8  # runs
 GROUPS = {
     "certain": "Most certain: least entropy",
     "aleatoric": "Most aleatoric: between classes, whatever the weights",
@@ -28,7 +29,7 @@ def gallery(m: Material) -> Section | None:
     """The extremes of each run with their pictures and probabilities, as FedUAB's figures 8 and 9."""
     runs = [run for run in m.predicting("classes") if "probs" in run.predictions]
     body: list[Figure | str] = []
-    for run in runs:
+    for run in runs[-SHOWN:]:
         rows = run.predictions.get("thumbnail_rows")
         groups = extremes(run.predictions, EACH, rows)
         # The last run is open: a comparison names its own method last.
@@ -41,13 +42,15 @@ def gallery(m: Material) -> Section | None:
         "The test rows at the four ends. Bars are the probabilities of the classes; the frame marks the true one, red "
         "is a wrong first choice. Beneath, the two parts of the variance on a common scale from 0 to 1."
     )
+    if len(runs) > SHOWN:
+        body.append(f"<p>The last {SHOWN} of {len(runs)} runs.</p>")
     return Section("gallery", "Gallery", lead, body) if body else None
 
 
 def gallery_figures(m: Material) -> list[Figure]:
     """The same as sheets for files: one a run and group."""
     made = []
-    for run in m.predicting("classes"):
+    for run in m.predicting("classes")[-SHOWN:]:
         for name, chosen in extremes(run.predictions, EACH, run.predictions.get("thumbnail_rows")).items():
             sheet = beside([card(run, row) for row in chosen.tolist()], GROUPS[name])
             made.append(Figure(f"gallery-{name}-{run.number}-{run.name}", f"{run.name}. {GROUPS[name]}", sheet))

@@ -14,6 +14,7 @@ from fedbayes.study.report.pictures import data_address
 
 DRAWN = 3  # scores with figures; the table has all
 SETS = 4
+PANELS = 12  # runs with histograms
 THUMBS = 12
 
 
@@ -30,7 +31,7 @@ def outside(m: Material) -> Section | None:
     for name in names[:SETS]:
         body.append(f"<h3>{escape(name)}</h3>" + _pictures(runs, name))
         body += [figure for score in drawn if (figure := _roc(runs, name, score))]
-        body += [figure for run in runs for score in drawn if (figure := _histogram(run, name, score))]
+        body += [figure for run in runs[:PANELS] for score in drawn if (figure := _histogram(run, name, score))]
     if len(names) > SETS:
         body.append(f"<p>Figures are of the first {SETS} sets of {len(names)}; the table has all.</p>")
     lead = (

@@ -14,6 +14,7 @@ from fedbayes.study.report.material import Card, Figure, Material, Section, Show
 
 WIDEST = 160  # clients in a picture
 WORST = 8
+HOMES = 4  # spreads of data with a picture of their own
 SCORES = {"accuracy": "accuracy ↑", "exact_match": "exact match ↑", "rmse": "RMSE ↓"}
 
 
@@ -33,8 +34,11 @@ def clients(m: Material) -> Section | None:
                 f"{direction} is better; the flatter, the fairer."
             )
             body.append(Figure("clients-spread", "Spread over clients", chart, caption))
-    for number, group in enumerate(_homes(runs)):
+    homes = _homes(runs)
+    for number, group in enumerate(homes[:HOMES]):
         body += _home(group, score, number)
+    if len(homes) > HOMES:
+        body.append(f"<p>The first {HOMES} of {len(homes)} ways in which the data were spread.</p>")
     lead = "Each client's score is of its own test rows, which have its own mix of labels where there are labels."
     return Section("clients", "Clients", lead, body)
 
