@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedbayes.clients.client import Client
 from fedbayes.clients.point import point
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.errors import InputError, unknown
@@ -18,6 +19,7 @@ from fedbayes.layout import matches
 from fedbayes.model import Likelihood, Model, points_by_default
 from fedbayes.networks.estimators import ESTIMATORS, plan
 from fedbayes.noise import Tape
+from fedbayes.observation import NOISE
 from fedbayes.optimisers import OPTIMISERS, Optimiser
 from fedbayes.posterior import Gaussian, Parts, Point
 from fedbayes.server.rules import RULES, Rule, rule_named
@@ -57,6 +59,8 @@ def fedavg(
     proximal: float = 0.0,
     lr_decay: float = 1.0,
     lr_silent: int = 0,
+    lr_within: str = "constant",
+    clip: float = 0.0,
     rule: str | Rule = "fedavg",
     weighting: str = "size",
     server: str | None = None,
@@ -68,18 +72,17 @@ def fedavg(
     """Point clients averaged by size (McMahan et al., 2017); `proximal` > 0 holds them near the broadcast.
 
     `mc_dropout` keeps dropout on in prediction. The learning rate is multiplied by `lr_decay` each round after
-    `lr_silent` rounds. `server`: "sgd" (momentum) or "adam" on the pooled mean.
+    `lr_silent` rounds; `lr_within` "falling" takes it linearly to 0 within each. `clip` > 0 is the largest norm of a
+    gradient. `server`: "sgd" (momentum) or "adam" on the pooled mean.
     """
     options = _given(locals())
     _check(options)
 
     def build(setting: Setting) -> Program:
         model = _model(setting, None)
-        _check_batch(setting, model, batch)
-        pull = tuple(name for name in ("weight_decay", "proximal") if options[name])
-        client = point(model, optimiser=_optimiser(optimiser, momentum), epochs=epochs, batch=batch, pull=pull)
+        client = _point(setting, model, options)
         initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
-        scalars = {"lr": lr, "weight_decay": weight_decay, "proximal": proximal}
+        scalars = {"lr": lr, "weight_decay": weight_decay, "proximal": proximal, "clip": clip}
         program = Program(
             model,
             client,
@@ -102,6 +105,65 @@ def fedprox(*, proximal: float = 0.01, **options: Any) -> Method:
     if not proximal > 0:
         raise InputError(f"proximal must be positive for fedprox, not {proximal}; fedavg is the method with 0")
     return _call(fedavg, {"proximal": proximal, **options})
+
+
+def fedag(
+    *,
+    lr: float = 0.03,
+    epochs: int = 40,
+    batch: int = 1,
+    optimiser: str = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    lr_decay: float = 1.0,
+    lr_silent: int = 0,
+    lr_within: str = "falling",
+    clip: float = 10.0,
+    weighting: str = "equal",
+    predict: str = "bootstrap",
+    noise: str = "heldout",
+    test_draws: int = 100,
+) -> Method:
+    """FedAG: point clients go on from the mean; the server fits a normal to their weights (Thorgeirsson, 2021).
+
+    `predict`: "bootstrap" (the clients' networks as an ensemble), "monte_carlo" (`test_draws` from the normal), or
+    "closed" (eq. 6, for a linear network). `noise` is the observation noise of a regression: "none" (eq. 5 alone),
+    "own", "train", "heldout" or "calibrated", see `fedbayes.observation`; "likelihood" is the likelihood's own.
+    """
+    options = _given(locals())
+    _check(options)
+
+    def build(setting: Setting) -> Program:
+        model = _model(setting, None)
+        if predict == "closed" and not _is_linear(setting.network):
+            raise InputError('predict = "closed" is the form of a linear network; use "bootstrap" or "monte_carlo"')
+        start = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
+        # Before the first round nobody disagrees. A Gaussian all the same: every broadcast has one shape and size.
+        spread: Parts = {
+            part: Gaussian(q.mean, torch.full_like(q.mean, 1e-12), q.layout) if part in model.trainable else q
+            for part, q in start.items()
+        }
+
+        def points(broadcast: Parts, scalars: Mapping[str, float] | None = None) -> Parts:
+            return {part: Point(q.mean, q.layout) for part, q in broadcast.items()}
+
+        scalars = {"lr": lr, "weight_decay": weight_decay, "clip": clip}
+        return Program(
+            model,
+            _point(setting, model, options),
+            spread,
+            {part: rule_named("fedag") for part in model.trainable} | static_rules(model),
+            weighting_named(weighting),
+            _schedule(scalars, lr_decay, lr_silent),
+            reference=points,
+            uploaded=points,
+            test_draws=test_draws,
+            members=predict == "bootstrap",
+            closed=predict == "closed",
+            noise=noise if setting.likelihood.kind == "real" else "likelihood",
+        )
+
+    return Method("fedag", options, build)
 
 
 def fedvi(
@@ -201,6 +263,7 @@ BASES: dict[str, Callable[..., Method]] = {"fedprox": fedavg, "feduab": fedvi}
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
+    "fedag": fedag,
     "feduab": feduab,
     "fedvi": fedvi,
 }
@@ -242,6 +305,7 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
     "weight_decay": ("not negative", lambda v: v >= 0),
     "proximal": ("not negative", lambda v: v >= 0),
+    "clip": ("not negative", lambda v: v >= 0),
     "kl_weight": ("not negative", lambda v: v >= 0),
     "prior_scale": ("positive", lambda v: v > 0),
     "initial": ("positive", lambda v: v > 0),
@@ -258,6 +322,9 @@ CHOICES: dict[str, Mapping[str, Any]] = {
     "optimiser": OPTIMISERS,
     "server": OPTIMISERS,
     "rule": RULES,
+    "lr_within": {"constant": None, "falling": None},
+    "predict": {"bootstrap": None, "monte_carlo": None, "closed": None},
+    "noise": NOISE,
 }
 
 
@@ -283,6 +350,25 @@ def _model(setting: Setting, points: list[str] | None) -> Model:
         units=setting.units,
         bfloat16=setting.bfloat16,
     )
+
+
+def _point(setting: Setting, model: Model, options: Mapping[str, Any]) -> Client:
+    """The point client that the options ask for."""
+    _check_batch(setting, model, options["batch"])
+    return point(
+        model,
+        optimiser=_optimiser(options["optimiser"], options["momentum"]),
+        epochs=options["epochs"],
+        batch=options["batch"],
+        pull=tuple(name for name in ("weight_decay", "proximal") if options.get(name)),
+        clip=options["clip"] > 0,
+        falling=options["lr_within"] == "falling",
+    )
+
+
+def _is_linear(network: nn.Module) -> bool:
+    layers = [layer for layer in network.modules() if not isinstance(layer, nn.Sequential | nn.Flatten)]
+    return len(layers) == 1 and isinstance(layers[0], nn.Linear)
 
 
 def _check_points(setting: Setting, model: Model, points: tuple[str, ...]) -> None:

@@ -19,6 +19,8 @@ from fedbayes.engine.loop import Store
 from fedbayes.engine.stacked import train_together
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import (
+    BY_MEMBERS,
+    MEMBERS,
     FederationState,
     Order,
     Outcome,
@@ -28,11 +30,13 @@ from fedbayes.federation import (
     cohort_of,
     cohort_size,
     open_round,
+    predicting,
 )
 from fedbayes.methods import Method, Setting, method_named
 from fedbayes.model import LIKELIHOODS, Likelihood, in_precision_of
-from fedbayes.posterior import Parts, Posterior, check, flatten_parts, map_tensors
-from fedbayes.predict import Predictive, predictive
+from fedbayes.observation import observation_noise
+from fedbayes.posterior import Parts, Point, Posterior, check, flatten_parts, map_tensors
+from fedbayes.predict import Predictive, outputs_of, predictive
 from fedbayes.scores import SUMS
 
 
@@ -233,6 +237,8 @@ def close(
     if task.program.server_client is not None:
         upload = task.engine.server(task.program.server_client, state, order.options)
         state = state._replace(broadcast={**state.broadcast, **upload.parts})
+    if outcome.uploads and task.program.noise in BY_MEMBERS and task.program.model.likelihood.kind == "real":
+        state = state._replace(broadcast=state.broadcast | {"noise": _noise(task, state.broadcast, outcome)})
     own.put(order.round, outcome.own)
     record = _record(task, order, outcome, report)
     progress = progress._replace(state=state)
@@ -242,8 +248,22 @@ def close(
     return progress, record
 
 
+def _noise(task: Task, parts: Parts, outcome: Outcome) -> Point:
+    """The observation noise as the cohort's networks and rows have it; the rows never leave their clients."""
+    clients, model = task.clients, task.program.model
+    rows = [clients.train_rows(u.client) for u in outcome.uploads]
+    owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(r) for r in rows]))
+    flat = torch.cat(rows)
+    members = {part: parts[MEMBERS + part] for part in model.layouts}
+    outputs = outputs_of(model, members, clients.data.x[flat].to(task.device))
+    y = clients.data.y[flat].to(task.device)
+    made = observation_noise(task.program.noise, outputs, owner.to(task.device), y)
+    return Point(made.flatten().to(next(iter(members.values())).mean.dtype))
+
+
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
-    size = message_bytes({part: order.broadcast[part] for part in task.program.rules})
+    down = {part: order.broadcast[part] for part in task.program.rules}
+    up = message_bytes(task.program.uploaded(down))
     return {
         "round": order.round + 1,
         "cohort": len(order.cohort),
@@ -251,8 +271,8 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
         "left_out": {str(k): why for k, why in outcome.left_out.items()},
         "train": {name: total / outcome.counted for name, total in outcome.metrics.items() if outcome.counted},
         **report,
-        "bytes_down": size * (len(order.cohort) + len(order.dropped)),
-        "bytes_up": size * len(order.cohort),
+        "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)),
+        "bytes_up": up * len(order.cohort),
         **({"notes": notes} if (notes := task.engine.take_notes()) else {}),
     }
 
@@ -288,7 +308,7 @@ def evaluate(task: Task, parts: Parts) -> dict[str, float]:
 
 
 def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor) -> dict[str, float]:
-    p = predict_with(task, parts, x)
+    p = predict_with(task, predicting(task.program, parts), x)
     sums_of, scores_of = SUMS[p.kind]
     y = y.to(task.device)
     if p.kind == "real":
@@ -308,6 +328,7 @@ def predict_with(task: Task, parts: Parts, x: Tensor, *, draws: int | None = Non
         draws=program.test_draws if draws is None else draws,
         seed=task.seed,
         dropout=program.dropout,
+        closed=program.closed,
     )
 
 
@@ -321,14 +342,18 @@ class Run:
 
     @property
     def parts(self) -> Parts:
-        """All parts of the final posterior: the best validated one where there was a validation split."""
+        """All parts that predict: the best validated ones where there was a validation split."""
+        return predicting(self.task.program, self._final)
+
+    @property
+    def _final(self) -> Parts:
         best = self.progress.best
         return self.progress.state.broadcast if best is None else best.broadcast
 
     @property
     def posterior(self) -> Posterior:
-        """The posterior over the network's weights (the part that predicts)."""
-        return self.parts[self.task.program.main]
+        """The posterior over the network's weights; under FedAG the normal, also where the uploads predict."""
+        return self._final[self.task.program.main]
 
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were."""
@@ -348,7 +373,7 @@ class Run:
 
     def scores(self) -> dict[str, float]:
         """Scores on the whole test set."""
-        return evaluate(self.task, self.parts)
+        return evaluate(self.task, self._final)
 
 
 def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run:

@@ -25,11 +25,21 @@ class State(NamedTuple):
     steps: Tensor
 
 
-def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int, pull: tuple[str, ...] = ()) -> Client:
+def point(
+    model: Model,
+    *,
+    optimiser: Optimiser,
+    epochs: int,
+    batch: int,
+    pull: tuple[str, ...] = (),
+    clip: bool = False,
+    falling: bool = False,
+) -> Client:
     """Minimises  mean NLL + proximal / 2 * |w - broadcast|^2 + weight_decay / 2 * |w|^2.
 
-    McMahan et al. (2017); Li et al. (2020). Scalar options read each round: `lr`, and those of `weight_decay` and
-    `proximal` that `pull` names (a term that is off costs nothing).
+    McMahan et al. (2017); Li et al. (2020). Scalar options read each round: `lr`, those of `weight_decay` and
+    `proximal` that `pull` names (a term that is off costs nothing), and with `clip` the largest norm of a gradient.
+    `falling`: the learning rate goes linearly from `lr` to 0 within the round.
     """
 
     def start(own: Own, info: Info) -> State:
@@ -51,7 +61,10 @@ def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int, pull: 
         if "proximal" in pull:
             away = {p: v - info.broadcast[p].mean for p, v in state.vectors.items()}
             slopes = {p: g + info.options["proximal"] * away[p] for p, g in slopes.items()}
-        moved, vectors = optimiser.update(state.optimiser, state.vectors, slopes, info.options["lr"])
+        if clip:
+            slopes = clipped(slopes, info.options["clip"])
+        rate = falling_rate(b, info, epochs) if falling else info.options["lr"]
+        moved, vectors = optimiser.update(state.optimiser, state.vectors, slopes, rate)
         return State(vectors, static, moved, state.loss + nll, state.steps + 1)
 
     def finish(state: State, info: Info) -> Upload:
@@ -59,3 +72,15 @@ def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int, pull: 
         return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1)})
 
     return Client(start, (Phase(step, epochs, batch),), finish)
+
+
+def clipped(slopes: dict[str, Tensor], most: Tensor) -> dict[str, Tensor]:
+    """The gradient, shortened to length `most` where it is longer."""
+    length = torch.stack([g.square().sum() for g in slopes.values()]).sum().sqrt()
+    factor = (most / length.clamp(min=1e-12)).clamp(max=1)
+    return {part: g * factor for part, g in slopes.items()}
+
+
+def falling_rate(b: Batch, info: Info, epochs: int) -> Tensor:
+    """lr * (1 - step / steps of the round)."""
+    return info.options["lr"] * (1 - b.step / (epochs * info.batches[0]))
