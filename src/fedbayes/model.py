@@ -33,6 +33,7 @@ class Likelihood(NamedTuple):
     log_prob: Callable[[Tensor, Tensor, Weights], Tensor]
     moments: Callable[[Tensor, Weights], tuple[Tensor, Tensor]]
     parameters: dict[str, Tensor] = {}  # noqa: RUF012  (never changed in place)
+    scale: float | None = None  # of a normal whose scale is fixed: its loss is a squared error
 
 
 def categorical() -> Likelihood:
@@ -77,7 +78,7 @@ def normal(scale: float = 1.0, *, learn: bool = False) -> Likelihood:
     def moments(output: Tensor, parameters: Weights) -> tuple[Tensor, Tensor]:
         return output, torch.exp(2 * log_scale(output, parameters)).expand_as(output)
 
-    return Likelihood("real", log_prob, moments, {"log_scale": fixed.clone()} if learn else {})
+    return Likelihood("real", log_prob, moments, {"log_scale": fixed.clone()} if learn else {}, None if learn else scale)
 
 
 def custom(log_prob: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:

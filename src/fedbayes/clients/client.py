@@ -42,6 +42,16 @@ class Upload(NamedTuple):
     metrics: dict[str, Tensor]
 
 
+class Rowwise(NamedTuple):
+    """A step that is plain gradient descent on one row's squared error, for an engine that has code for it."""
+
+    hidden: int  # units of the one hidden layer; 0: a linear map
+    sharpness: float  # 1 / scale^2: the loss is sharpness / 2 * (target - output)^2 + constant
+    constant: float
+    clip: bool
+    falling: bool
+
+
 class Phase(NamedTuple):
     """`epochs` passes over the client's data in shuffled batches; a step reads `batches` of them at once."""
 
@@ -49,6 +59,7 @@ class Phase(NamedTuple):
     epochs: int
     batch: int
     batches: int = 1
+    rowwise: Rowwise | None = None
 
 
 class Client(NamedTuple):
