@@ -246,6 +246,20 @@ def evaluate(
         print(folder / method / "scores.json" if len(runs) > 1 else folder / "scores.json")
 
 
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(help="fedag-2 (NLL), fedag-3 (RMSE) or fedag-4 (sharpness).")],
+    only: Annotated[str, typer.Option(help="Sets and columns, by comma: yacht,boston,BLR. All by default.")] = "",
+    scale: Annotated[str, typer.Option(help="paper (all folds) or small (two of each set).")] = "paper",
+    output: Annotated[Path, typer.Option(help="The folder of the pages and their cells.")] = Path("docs/results"),
+) -> None:
+    """Run a published table again, cell by cell, and set ours beside the published figures; again: go on."""
+    from fedbayes.study.tables import TABLES, page, run_table
+
+    rows = run_table(name, output, only=[o.strip() for o in only.split(",") if o.strip()], scale=scale, say=print)
+    print(page(TABLES[name], rows))
+
+
 def _list(rows: Iterable[tuple[str, str]]) -> None:
     rows = list(rows)
     width = max((len(name) for name, _ in rows), default=0)

@@ -61,6 +61,7 @@ def fedavg(
     lr_silent: int = 0,
     lr_within: str = "constant",
     clip: float = 0.0,
+    adversarial: float = 0.0,
     rule: str | Rule = "fedavg",
     weighting: str = "size",
     server: str | None = None,
@@ -73,7 +74,7 @@ def fedavg(
 
     `mc_dropout` keeps dropout on in prediction. The learning rate is multiplied by `lr_decay` each round after
     `lr_silent` rounds; `lr_within` "falling" takes it linearly to 0 within each. `clip` > 0 is the largest norm of a
-    gradient. `server`: "sgd" (momentum) or "adam" on the pooled mean.
+    gradient, `adversarial` > 0 the length of a step uphill in each input, trained on beside it. `server`: "sgd" (momentum) or "adam" on the pooled mean.
     """
     options = _given(locals())
     _check(options)
@@ -82,7 +83,7 @@ def fedavg(
         model = _model(setting, None)
         client = _point(setting, model, options)
         initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
-        scalars = {"lr": lr, "weight_decay": weight_decay, "proximal": proximal, "clip": clip}
+        scalars = {"lr": lr, "weight_decay": weight_decay, "proximal": proximal, "clip": clip, "adversarial": adversarial}
         program = Program(
             model,
             client,
@@ -109,7 +110,7 @@ def fedprox(*, proximal: float = 0.01, **options: Any) -> Method:
 
 def fedag(
     *,
-    lr: float = 0.03,
+    lr: float = 0.06,
     epochs: int = 40,
     batch: int = 1,
     optimiser: str = "sgd",
@@ -185,6 +186,7 @@ def fedvi(
     points: tuple[str, ...] = (),
     lr_decay: float = 1.0,
     lr_silent: int = 0,
+    lr_within: str = "constant",
     rule: str | Rule = "log_pool",
     weighting: str = "size",
     server: str | None = None,
@@ -214,6 +216,7 @@ def fedvi(
             train_draws=train_draws,
             kl=kl,
             prior=prior,
+            falling=lr_within == "falling",
         )
         first: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         mean = first["model"].mean
@@ -306,6 +309,7 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "weight_decay": ("not negative", lambda v: v >= 0),
     "proximal": ("not negative", lambda v: v >= 0),
     "clip": ("not negative", lambda v: v >= 0),
+    "adversarial": ("not negative", lambda v: v >= 0),
     "kl_weight": ("not negative", lambda v: v >= 0),
     "prior_scale": ("positive", lambda v: v > 0),
     "initial": ("positive", lambda v: v > 0),
@@ -363,6 +367,7 @@ def _point(setting: Setting, model: Model, options: Mapping[str, Any]) -> Client
         pull=tuple(name for name in ("weight_decay", "proximal") if options.get(name)),
         clip=options["clip"] > 0,
         falling=options["lr_within"] == "falling",
+        adversarial=options.get("adversarial", 0) > 0,
     )
 
 

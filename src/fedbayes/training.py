@@ -237,8 +237,8 @@ def close(
     if task.program.server_client is not None:
         upload = task.engine.server(task.program.server_client, state, order.options)
         state = state._replace(broadcast={**state.broadcast, **upload.parts})
-    if outcome.uploads and task.program.noise in BY_MEMBERS and task.program.model.likelihood.kind == "real":
-        state = state._replace(broadcast=state.broadcast | {"noise": _noise(task, state.broadcast, outcome)})
+    if outcome.uploads and task.program.noise in BY_MEMBERS:
+        state = state._replace(broadcast=with_noise(task, state.broadcast, [u.client for u in outcome.uploads]))
     own.put(order.round, outcome.own)
     record = _record(task, order, outcome, report)
     progress = progress._replace(state=state)
@@ -248,17 +248,22 @@ def close(
     return progress, record
 
 
-def _noise(task: Task, parts: Parts, outcome: Outcome) -> Point:
-    """The observation noise as the cohort's networks and rows have it; the rows never leave their clients."""
+def with_noise(task: Task, parts: Parts, members: Sequence[int] | None = None) -> Parts:
+    """The parts with the observation noise that their networks have on the rows of the clients who trained them.
+
+    `members` are those clients; without, all. A client needs no row but its own for it.
+    """
+    if task.program.noise not in BY_MEMBERS:
+        return parts
     clients, model = task.clients, task.program.model
-    rows = [clients.train_rows(u.client) for u in outcome.uploads]
+    rows = [clients.train_rows(k) for k in (range(len(clients)) if members is None else members)]
     owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(r) for r in rows]))
     flat = torch.cat(rows)
-    members = {part: parts[MEMBERS + part] for part in model.layouts}
-    outputs = outputs_of(model, members, clients.data.x[flat].to(task.device))
+    ensemble = {part: parts[MEMBERS + part] for part in model.layouts}
+    outputs = outputs_of(model, ensemble, clients.data.x[flat].to(task.device))
     y = clients.data.y[flat].to(task.device)
     made = observation_noise(task.program.noise, outputs, owner.to(task.device), y)
-    return Point(made.flatten().to(next(iter(members.values())).mean.dtype))
+    return {**parts, "noise": Point(made.flatten().to(parts[task.program.main].mean.dtype))}
 
 
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
@@ -441,9 +446,10 @@ def _try_network(setting: Setting, clients: Clients) -> None:
     finally:
         for layer, mode in modes.items():
             layer.training = mode
-    if not isinstance(output, Tensor) or tuple(output.shape) != (2, data.classes):
+    needed = data.classes * setting.likelihood.width
+    if not isinstance(output, Tensor) or tuple(output.shape) != (2, needed):
         got = list(output.shape)[1:] if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(f"the network gives {got} for each input; {data.name} ({data.kind}) needs [{data.classes}]")
+        raise InputError(f"the network gives {got} for each input; {data.name} ({data.kind}) needs [{needed}]")
 
 
 def _initial(program: Program, init: Mapping[str, Posterior], device: torch.device) -> Parts:

@@ -74,3 +74,8 @@ class Client(NamedTuple):
 def only_if(live: Tensor, new: Any, old: Any) -> Any:
     """new where live, else old, for every tensor of a state: a step without live rows changes nothing."""
     return torch.utils._pytree.tree_map(lambda a, b: torch.where(live, a, b), new, old)
+
+
+def falling_rate(b: Batch, info: Info, epochs: int) -> Tensor:
+    """A learning rate that falls linearly to 0 within the round: lr * (1 - step / steps)."""
+    return info.options["lr"] * (1 - b.step / (epochs * info.batches[0]))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Rowwise, Upload
+from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Rowwise, Upload, falling_rate
 from fedbayes.gradient import gradients
 from fedbayes.model import STATIC, Model
 from fedbayes.noise import Tape
@@ -35,12 +35,14 @@ def point(
     pull: tuple[str, ...] = (),
     clip: bool = False,
     falling: bool = False,
+    adversarial: bool = False,
 ) -> Client:
     """Minimises  mean NLL + proximal / 2 * |w - broadcast|^2 + weight_decay / 2 * |w|^2.
 
     McMahan et al. (2017); Li et al. (2020). Scalar options read each round: `lr`, those of `weight_decay` and
     `proximal` that `pull` names (a term that is off costs nothing), and with `clip` the largest norm of a gradient.
-    `falling`: the learning rate goes linearly from `lr` to 0 within the round.
+    `falling`: the learning rate goes linearly from `lr` to 0 within the round. `adversarial`: the loss of x and that
+    of x + option adversarial * sign(d loss / d x), half each (Lakshminarayanan et al., 2017).
     """
 
     def start(own: Own, info: Info) -> State:
@@ -55,8 +57,18 @@ def point(
         nll = model.nll(output, b.y, b.mask, weights)
         return nll, (static, nll.detach())
 
+    def uphill(state: State, b: Batch, tape: Tape) -> Tensor:
+        def of_input(inputs: dict[str, Tensor]) -> Any:
+            return loss(state.vectors, state.static, b._replace(x=inputs["x"]), tape)
+
+        return gradients(of_input, {"x": b.x})[0]["x"]
+
     def step(state: State, b: Batch, tape: Tape, info: Info) -> State:
         slopes, (static, nll) = gradients(loss, state.vectors, state.static, b, tape)
+        if adversarial:
+            worse = b._replace(x=b.x + info.options["adversarial"] * uphill(state, b, tape).sign())
+            others, _ = gradients(loss, state.vectors, state.static, worse, tape)
+            slopes = {p: 0.5 * (g + others[p]) for p, g in slopes.items()}
         if "weight_decay" in pull:
             slopes = {p: g + info.options["weight_decay"] * state.vectors[p] for p, g in slopes.items()}
         if "proximal" in pull:
@@ -72,7 +84,7 @@ def point(
         parts: Parts = {part: Point(v, model.layouts[part]) for part, v in {**state.vectors, **state.static}.items()}
         return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1)})
 
-    plain = batch == 1 and not pull and optimiser.plain
+    plain = batch == 1 and not pull and not adversarial and optimiser.plain
     known = rowwise(model, clip, falling) if plain else None
     return Client(start, (Phase(step, epochs, batch, rowwise=known),), finish)
 
@@ -98,8 +110,3 @@ def clipped(slopes: dict[str, Tensor], most: Tensor) -> dict[str, Tensor]:
     length = torch.stack([g.square().sum() for g in slopes.values()]).sum().sqrt()
     factor = (most / length.clamp(min=1e-12)).clamp(max=1)
     return {part: g * factor for part, g in slopes.items()}
-
-
-def falling_rate(b: Batch, info: Info, epochs: int) -> Tensor:
-    """lr * (1 - step / steps of the round)."""
-    return info.options["lr"] * (1 - b.step / (epochs * info.batches[0]))
