@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.clients.client import Client
+from fedbayes.clients.partitioned import partitioned
 from fedbayes.clients.point import point
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.errors import InputError, unknown
@@ -260,8 +261,35 @@ def feduab(*, draws: int | None = None, division: float = 2.0, **options: Any) -
     return Method("feduab", method.options, method.build)
 
 
+def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1, **options: Any) -> Method:
+    """Partitioned variational inference: clients keep a factor of the posterior, and send its change (Bui, 2018).
+
+    The prior N(0, prior_scale^2) is the first broadcast; training starts from the network's own weights with scale
+    `initial`. `damping` in (0, 1] is the share of the change that is made: about 1 / clients where they are alike.
+    """
+    options = {"kl": "1/n", "kl_weight": 1.0, "lr_within": "falling", **options}
+    fixed = [name for name in ("prior", "rule", "weighting", "division") if name in options]
+    if fixed:
+        raise InputError(f"{fixed[0]} is fixed in pvi: the prior is the cavity, the rule adds natural parameters")
+    base = _call(fedvi, {"rule": "dwc", "prior_scale": prior_scale, "initial": initial, **options})
+    _check({"damping": damping})
+
+    def build(setting: Setting) -> Program:
+        program = base.build(setting)
+        first = program.initial["model"]
+        assert isinstance(first, Gaussian)
+        prior = Gaussian(torch.zeros_like(first.mean), torch.full_like(first.mean, prior_scale), first.layout)
+        return program._replace(
+            client=partitioned(program.client, first=first),
+            initial={**program.initial, "model": prior},
+            options=lambda number: {**program.options(number), "damping": damping},
+        )
+
+    return Method("pvi", {"damping": damping, **base.options}, build)
+
+
 # Methods that hand their remaining options on to another.
-BASES: dict[str, Callable[..., Method]] = {"fedprox": fedavg, "feduab": fedvi}
+BASES: dict[str, Callable[..., Method]] = {"fedprox": fedavg, "feduab": fedvi, "pvi": fedvi}
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -269,6 +297,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedag": fedag,
     "feduab": feduab,
     "fedvi": fedvi,
+    "pvi": pvi,
 }
 
 
@@ -314,6 +343,7 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "prior_scale": ("positive", lambda v: v > 0),
     "initial": ("positive", lambda v: v > 0),
     "division": ("positive", lambda v: v > 0),
+    "damping": ("in (0, 1]", lambda v: 0 < v <= 1),
     "lr_decay": ("in (0, 1]", lambda v: 0 < v <= 1),
     "lr_silent": ("a whole number of rounds", lambda v: isinstance(v, int) and v >= 0),
     "server_lr": ("positive", lambda v: v > 0),
