@@ -22,7 +22,16 @@ from fedbayes.server.weighting import WEIGHTINGS, Weighting
 
 SERVER = -1  # the server's number where it trains on data of its own
 Terms = dict[str, Statistics]  # by part
-BY_MEMBERS = ("own", "train", "heldout", "calibrated")  # noise that is judged by the networks of the cohort
+# Where the observation noise of a regression comes from.
+NOISE = {
+    "likelihood": "the likelihood's own",
+    "none": "no noise: the networks' disagreement is all the variance there is",
+    "own": "each network on its own client's rows",
+    "train": "all networks together on all rows that trained them",
+    "heldout": "each client's rows judged by the networks of the other clients",
+    "calibrated": "as heldout, and a factor on the networks' disagreement beside the noise",
+}
+BY_MEMBERS = ("own", "train", "heldout", "calibrated")  # judged by the networks of the cohort
 MEMBERS = "members."  # before a part's name: the cohort's uploads of it, kept as Draws
 
 
@@ -187,6 +196,7 @@ def gathered(program: Program, uploads: Sequence[Contribution]) -> Parts:
     return {
         MEMBERS + part: Draws(torch.stack([u.parts[part].mean for u in uploads]), program.initial[part].layout)
         for part in program.rules
+        if program.initial[part].mean.is_floating_point()  # counters are no one's own
     }
 
 

@@ -15,12 +15,11 @@ from fedbayes.clients.partitioned import partitioned
 from fedbayes.clients.point import point
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.errors import InputError, unknown
-from fedbayes.federation import Program, check_weighting, static_rules
+from fedbayes.federation import NOISE, Program, check_weighting, static_rules
 from fedbayes.layout import matches
 from fedbayes.model import Likelihood, Model, points_by_default
 from fedbayes.networks.estimators import ESTIMATORS, plan
 from fedbayes.noise import Tape
-from fedbayes.observation import NOISE
 from fedbayes.optimisers import OPTIMISERS, Optimiser
 from fedbayes.posterior import Gaussian, Parts, Point
 from fedbayes.server.rules import RULES, Rule, rule_named
@@ -75,7 +74,8 @@ def fedavg(
 
     `mc_dropout` keeps dropout on in prediction. The learning rate is multiplied by `lr_decay` each round after
     `lr_silent` rounds; `lr_within` "falling" takes it linearly to 0 within each. `clip` > 0 is the largest norm of a
-    gradient, `adversarial` > 0 the length of a step uphill in each input, trained on beside it. `server`: "sgd" (momentum) or "adam" on the pooled mean.
+    gradient, `adversarial` > 0 the length of a step uphill in each input, trained on beside the input itself.
+    `server`: "sgd" (momentum) or "adam" on the pooled mean.
     """
     options = _given(locals())
     _check(options)
@@ -84,7 +84,13 @@ def fedavg(
         model = _model(setting, None)
         client = _point(setting, model, options)
         initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
-        scalars = {"lr": lr, "weight_decay": weight_decay, "proximal": proximal, "clip": clip, "adversarial": adversarial}
+        scalars = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "proximal": proximal,
+            "clip": clip,
+            "adversarial": adversarial,
+        }
         program = Program(
             model,
             client,
@@ -130,7 +136,7 @@ def fedag(
 
     `predict`: "bootstrap" (the clients' networks as an ensemble), "monte_carlo" (`test_draws` from the normal), or
     "closed" (eq. 6, for a linear network). `noise` is the observation noise of a regression: "none" (eq. 5 alone),
-    "own", "train", "heldout" or "calibrated", see `fedbayes.observation`; "likelihood" is the likelihood's own.
+    "own", "train", "heldout" or "calibrated", see `federation.NOISE`; "likelihood" is the likelihood's own.
     """
     options = _given(locals())
     _check(options)

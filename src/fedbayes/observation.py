@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+
+from fedbayes.federation import BY_MEMBERS, MEMBERS, Program
+from fedbayes.model import STATIC
+from fedbayes.posterior import Draws, Gaussian, Parts, Point
+from fedbayes.predict import predictive
 
 SMALLEST = 1e-8  # a variance in standardised units; a target without any variance is predicted with this much
 VARIANCES = torch.logspace(-4, 0.5, 136, dtype=torch.float64)  # tried, in units of the mean squared residual
 FACTORS = {"calibrated": torch.logspace(-1, 1, 21, dtype=torch.float64)}
 
-# What the residuals are that the noise is fitted to.
-NOISE = {
-    "likelihood": "the likelihood's own",
-    "none": "no noise: the networks' disagreement is all the variance there is",
-    "own": "each network on its own client's rows",
-    "train": "all networks together on all rows that trained them",
-    "heldout": "each client's rows judged by the networks of the other clients",
-    "calibrated": "as heldout, and a factor on the networks' disagreement beside the noise",
-}
 
+def with_noise(program: Program, parts: Parts, rows: Sequence[tuple[Tensor, Tensor]]) -> Parts:
+    """The parts, and the noise that the program's predictor has on the rows (x, y) of those who trained it.
 
-def observation_noise(kind: str, outputs: Tensor, owner: Tensor, y: Tensor) -> Tensor:
-    """Noise variance and factor on the disagreement, [2, D], from K networks' outputs [K, n, D] for targets [n, D].
-
-    `owner` [n] says which network was trained on a row. The variance v minimises the NLL of the rows under
-    N(mean, factor * disagreement + v): a sum over rows for each v tried, so that clients send one number for each.
-    Where there is one network only, it is judged on its own rows.
+    Each client's rows are judged by the networks of the others ("heldout", "calibrated"; by its own where there are no
+    others), by its own ("own") or by all ("train"). A client needs no rows but its own, and sends `nll_sums` of them.
     """
-    outputs, y = outputs.double(), y.double()
-    members = len(outputs)
-    mine = outputs[owner, torch.arange(len(y), device=y.device)]
-    mean, square = outputs.mean(0), outputs.square().mean(0)
-    if kind == "own" or members == 1:
-        mean, square = mine, mine.square()
-    elif kind != "train":
-        mean, square = ((members * t - own) / (members - 1) for t, own in ((mean, mine), (square, mine.square())))
-    spread = (square - mean.square()).clamp(min=0)
+    if program.noise not in BY_MEMBERS:
+        return parts
+    model = replace(program.model, units=None)
+    judged = []
+    for k, (x, _) in enumerate(rows):
+        others = [j for j in range(len(rows)) if j != k] or [k]
+        panel = {"own": [k], "train": list(range(len(rows)))}.get(program.noise, others)
+        q = _of_members(program, parts, panel)
+        judged.append(predictive(model, q, x, draws=program.test_draws, closed=program.closed))
+    mean, spread = (torch.cat([getattr(p, name) for p in judged]) for name in ("mean", "epistemic"))
+    made = observation_noise(program.noise, mean, spread, torch.cat([y for _, y in rows]))
+    return {**parts, "noise": Point(made.flatten().to(parts[program.main].mean))}
+
+
+def _of_members(program: Program, parts: Parts, panel: list[int]) -> Parts:
+    """What would predict if only these members had been there."""
+    kept = {part: parts[MEMBERS + part] for part in program.model.layouts if MEMBERS + part in parts}
+    some = {part: Draws(q.values[panel], q.layout) for part, q in kept.items() if isinstance(q, Draws)}
+    if program.members or program.closed:
+        return {**parts, **some}
+    drawn = {part: q for part, q in some.items() if part not in STATIC}
+    moments = {part: q.moments() for part, q in drawn.items()}
+    return parts | {part: Gaussian(m, v.sqrt().clamp(min=1e-12), some[part].layout) for part, (m, v) in moments.items()}
+
+
+def observation_noise(kind: str, mean: Tensor, spread: Tensor, y: Tensor) -> Tensor:
+    """Noise variance and factor on the disagreement, [2, D], from predictions [n, D] of targets [n, D].
+
+    The variance v minimises the NLL of the rows under N(mean, factor * spread + v): a sum over rows for each v tried.
+    The factor is 1 unless `kind` is "calibrated".
+    """
+    mean, spread, y = mean.double(), spread.double(), y.double()
     factors = FACTORS.get(kind, torch.ones(1, dtype=torch.float64)).to(y.device)
     columns = [_fit((y - mean).square()[:, d], spread[:, d], factors) for d in range(y.shape[1])]
     return torch.stack(columns, 1)

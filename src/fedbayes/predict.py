@@ -123,9 +123,7 @@ def _in_units(model: Model, p: Predictive) -> Predictive:
     if model.units is None:
         return p
     shift, scale = (torch.as_tensor(u).to(p.mean) for u in model.units)
-    return p._replace(
-        mean=p.mean * scale + shift, aleatoric=p.aleatoric * scale**2, epistemic=p.epistemic * scale**2
-    )
+    return p._replace(mean=p.mean * scale + shift, aleatoric=p.aleatoric * scale**2, epistemic=p.epistemic * scale**2)
 
 
 def _noisy(parts: Mapping[str, Posterior], p: Predictive) -> Predictive:
@@ -181,14 +179,3 @@ def each_draw(
             pass  # a network that vmap can't take; what is wrong with it otherwise shows below
     rows = [one({part: v[z] for part, v in drawn.items()}, None if noise is None else noise[z]) for z in range(count)]
     return tuple(torch.stack(column) for column in zip(*rows))
-
-
-def outputs_of(model: Model, members: Mapping[str, Posterior], x: Tensor, *, batch: int = 4096) -> Tensor:
-    """The network's outputs [K, N, D] under each member of an ensemble."""
-    with torch.no_grad():
-        drawn = draw_weights(members, 1)
-        pieces = [
-            each_draw(model, drawn, x[start : start + batch], lambda output, weights: (output,), ())[0]
-            for start in range(0, len(x), batch)
-        ]
-    return torch.cat(pieces, 1)

@@ -20,7 +20,6 @@ from fedbayes.engine.stacked import train_together
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import (
     BY_MEMBERS,
-    MEMBERS,
     FederationState,
     Order,
     Outcome,
@@ -34,9 +33,9 @@ from fedbayes.federation import (
 )
 from fedbayes.methods import Method, Setting, method_named
 from fedbayes.model import LIKELIHOODS, Likelihood, in_precision_of
-from fedbayes.observation import observation_noise
-from fedbayes.posterior import Parts, Point, Posterior, check, flatten_parts, map_tensors
-from fedbayes.predict import Predictive, outputs_of, predictive
+from fedbayes.observation import with_noise as observed
+from fedbayes.posterior import Parts, Posterior, check, flatten_parts, map_tensors
+from fedbayes.predict import Predictive, predictive
 from fedbayes.scores import SUMS
 
 
@@ -249,21 +248,11 @@ def close(
 
 
 def with_noise(task: Task, parts: Parts, members: Sequence[int] | None = None) -> Parts:
-    """The parts with the observation noise that their networks have on the rows of the clients who trained them.
-
-    `members` are those clients; without, all. A client needs no row but its own for it.
-    """
-    if task.program.noise not in BY_MEMBERS:
-        return parts
-    clients, model = task.clients, task.program.model
-    rows = [clients.train_rows(k) for k in (range(len(clients)) if members is None else members)]
-    owner = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(r) for r in rows]))
-    flat = torch.cat(rows)
-    ensemble = {part: parts[MEMBERS + part] for part in model.layouts}
-    outputs = outputs_of(model, ensemble, clients.data.x[flat].to(task.device))
-    y = clients.data.y[flat].to(task.device)
-    made = observation_noise(task.program.noise, outputs, owner.to(task.device), y)
-    return {**parts, "noise": Point(made.flatten().to(parts[task.program.main].mean.dtype))}
+    """The parts with the observation noise on the rows of the clients who trained them, all or `members`."""
+    data = task.clients.data
+    asked = range(len(task.clients)) if members is None else members
+    rows = [task.clients.train_rows(k) for k in asked]
+    return observed(task.program, parts, [(data.x[r].to(task.device), data.y[r].to(task.device)) for r in rows])
 
 
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:

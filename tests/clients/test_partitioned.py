@@ -77,9 +77,9 @@ def test_a_few_rounds_reach_the_pooled_posterior(engine):
         network, from_clients(pairs, kind="real"), method=Method("exact", {}, build), rounds=20, engine=engine,
         likelihood=normal(SCALE),
     )  # fmt: skip
-    own, last = Memory(), None
-    for last, record in rounds(task, task.begin(), own):
-        assert not record["left_out"]
+    own = Memory()
+    *_, (last, record) = rounds(task, task.begin(), own)
+    assert not record["left_out"]
     mean, scale = pooled(pairs)
     q = last.state.broadcast["model"]
     torch.testing.assert_close(q.mean.double(), mean, rtol=1e-3, atol=1e-4)

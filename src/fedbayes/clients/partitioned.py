@@ -70,5 +70,3 @@ def _gaussian(parts: Parts) -> Gaussian:
     q = parts["model"]
     assert isinstance(q, Gaussian)
     return q
-
-

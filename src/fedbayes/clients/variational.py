@@ -63,7 +63,8 @@ def variational(
     """Minimises  mean_z[mean NLL of the batch under theta_z] + weight * KL(q || prior),  z = 1..train_draws.
 
     Blundell et al. (2015); FedUAB eqs. 9, 10. q = N(mean, softplus(rho)^2) over part `model`; other parts are points.
-    The prior is the broadcast, or N(0, prior_scale^2). `falling`: lr goes linearly to 0 within the round. Scalar options: `lr`, `kl_weight`, `prior_scale`.
+    The prior is the broadcast, or N(0, prior_scale^2). `falling`: lr goes linearly to 0 within the round.
+    Scalar options: `lr`, `kl_weight`, `prior_scale`.
     """
     weight_of = KL_WEIGHTS[kl]
     points = [part for part in model.trainable if part != "model"]

@@ -1,4 +1,4 @@
-"""One data store for several federations: folds of a set, each with its own copy of the rows, trained as one program."""
+"""One data store for several federations: folds of a set, each with its own rows, trained as one program."""
 
 from __future__ import annotations
 

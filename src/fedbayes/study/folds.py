@@ -111,14 +111,17 @@ def fedag_network(data: Sequence[Dataset], name: str) -> dict[str, list[Scores]]
         others = [replace(task, program=task.program._replace(noise=kind)) for task in tasks]
         made[row] = _scored(others, [with_noise(t, own) for t, own in zip(others, parts)])
     drawn = [replace(task, program=task.program._replace(members=False)) for task in tasks]
-    made["FedAG Monte Carlo"] = _scored(drawn, parts)
+    made["FedAG Monte Carlo"] = _scored(drawn, [with_noise(t, own) for t, own in zip(drawn, parts)])
     return made
 
 
 def fedag_linear(data: Sequence[Dataset], name: str) -> dict[str, list[Scores]]:
-    """FedAG with a linear model: one round, closed form."""
-    tasks = federations(data, fedag(predict="closed", lr=0.01), hidden=0, rounds=1)
-    return {"FedAG linear": _scored(tasks, train(tasks))}
+    """FedAG with a linear model, one round: by the closed form, and by the clients' models."""
+    tasks = federations(data, fedag(predict="closed", lr=0.03), hidden=0, rounds=1)
+    parts = train(tasks)
+    members = [replace(task, program=task.program._replace(closed=False, members=True)) for task in tasks]
+    judged = [with_noise(task, own) for task, own in zip(members, parts)]
+    return {"FedAG linear": _scored(tasks, parts), "FedAG linear bootstrap": _scored(members, judged)}
 
 
 def blr(data: Sequence[Dataset], name: str) -> dict[str, list[Scores]]:
@@ -191,7 +194,7 @@ def deep_ensemble(data: Sequence[Dataset], name: str, *, adversarial: float = 0.
 CELLS: Mapping[str, tuple[Callable[..., dict[str, list[Scores]]], tuple[str, ...]]] = {
     "blr": (blr, ("BLR", "BLR by evidence")),
     "vi": (vi, ("VI",)),
-    "fedag_linear": (fedag_linear, ("FedAG linear",)),
+    "fedag_linear": (fedag_linear, ("FedAG linear", "FedAG linear bootstrap")),
     "fedag_network": (
         fedag_network,
         ("FedAG network", "FedAG no noise", "FedAG calibrated", "FedAG Monte Carlo"),

@@ -197,7 +197,9 @@ def rows_of(name: str, cells: Path) -> list[dict[str, Any]]:
 
 
 def _coverage(scores: list[dict[str, float]]) -> dict[str, float]:
-    return {level: round(mean_and_error([fold[level] for fold in scores])[0], 4) for level in ("coverage50", "coverage90")}
+    return {
+        level: round(mean_and_error([fold[level] for fold in scores])[0], 4) for level in ("coverage50", "coverage90")
+    }
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
