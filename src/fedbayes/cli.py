@@ -260,6 +260,18 @@ def table(
     print(page(TABLES[name], rows))
 
 
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="fedag-2 (the cubic toy) or fedag-3 (scores by round).")],
+    output: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("docs/results"),
+) -> None:
+    """Draw a published figure again, as SVG and PNG."""
+    from fedbayes.study.regression_figures import draw
+
+    for path in draw(name, output):
+        print(path)
+
+
 def _list(rows: Iterable[tuple[str, str]]) -> None:
     rows = list(rows)
     width = max((len(name) for name, _ in rows), default=0)

@@ -236,12 +236,13 @@ def close(
     if task.program.server_client is not None:
         upload = task.engine.server(task.program.server_client, state, order.options)
         state = state._replace(broadcast={**state.broadcast, **upload.parts})
-    if outcome.uploads and task.program.noise in BY_MEMBERS:
+    due = state.round % task.evaluate_every == 0 or state.round == task.rounds
+    if due and outcome.uploads and task.program.noise in BY_MEMBERS:
         state = state._replace(broadcast=with_noise(task, state.broadcast, [u.client for u in outcome.uploads]))
     own.put(order.round, outcome.own)
     record = _record(task, order, outcome, report)
     progress = progress._replace(state=state)
-    if state.round % task.evaluate_every == 0 or state.round == task.rounds:
+    if due:
         record["test"] = evaluate(task, state.broadcast)
         progress = _validate(task, progress, record)
     return progress, record

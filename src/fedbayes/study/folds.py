@@ -60,8 +60,12 @@ def federations(
     clients: int = CLIENTS,
     seeds: Sequence[int] | None = None,
     likelihood: Callable[[], Likelihood] = normal,
+    every: int | None = None,
 ) -> list[Task]:
-    """One federation for each fold, its network and split by the fold's number, all reading one store."""
+    """One federation for each fold, its network and split by the fold's number, all reading one store.
+
+    Predictions are possible after `every` so many rounds; without, after the last.
+    """
     tasks = []
     for fold, one in enumerate(data):
         seed = fold if seeds is None else seeds[fold]
@@ -75,7 +79,13 @@ def federations(
         spread = one.split(iid(), clients=clients, seed=seed)
         tasks.append(
             prepare(
-                network, spread, method=method, rounds=rounds, seed=seed, likelihood=made, evaluate_every=max(1, rounds)
+                network,
+                spread,
+                method=method,
+                rounds=rounds,
+                seed=seed,
+                likelihood=made,
+                evaluate_every=every or rounds,
             )
         )
     share_store([task.engine for task in tasks])
