@@ -200,6 +200,11 @@ def gathered(program: Program, uploads: Sequence[Contribution]) -> Parts:
     }
 
 
+def beside(part: str) -> bool:
+    """Whether a part is kept for prediction only, beside what is broadcast."""
+    return part == "noise" or part.startswith(MEMBERS)
+
+
 def predicting(program: Program, parts: Parts) -> Parts:
     """The parts that predict: the kept uploads instead of the pooled posterior where the program says so."""
     own = {part: q for part, q in parts.items() if not part.startswith(MEMBERS)}
