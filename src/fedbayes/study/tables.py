@@ -236,7 +236,7 @@ def page(table: Table, rows: list[dict[str, Any]]) -> str:
 def _text(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
-    digits = 2 if abs(row["ours"]) >= 0.1 else 4
+    digits = 4 if row["metric"] != "nll" and abs(row["ours"]) < 0.1 else 2
     ours = f"{row['ours']:.{digits}f} ± {row['error']:.{digits}f}"
     if row["published"] is None:
         return ours
