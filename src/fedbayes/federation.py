@@ -16,12 +16,23 @@ from fedbayes.errors import InputError
 from fedbayes.model import STATIC, Model
 from fedbayes.noise import generator
 from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Gaussian, Parts, Point, Posterior
+from fedbayes.posterior import Draws, Gaussian, Parts, Point, Posterior
 from fedbayes.server.rules import RULES, Rule, Statistics, largest
 from fedbayes.server.weighting import WEIGHTINGS, Weighting
 
 SERVER = -1  # the server's number where it trains on data of its own
 Terms = dict[str, Statistics]  # by part
+# Where the observation noise of a regression comes from.
+NOISE = {
+    "likelihood": "the likelihood's own",
+    "none": "no noise: the networks' disagreement is all the variance there is",
+    "own": "each network on its own client's rows",
+    "train": "all networks together on all rows that trained them",
+    "heldout": "each client's rows judged by the networks of the other clients",
+    "calibrated": "as heldout, and a factor on the networks' disagreement beside the noise",
+}
+BY_MEMBERS = ("own", "train", "heldout", "calibrated")  # judged by the networks of the cohort
+MEMBERS = "members."  # before a part's name: the cohort's uploads of it, kept as Draws
 
 
 class Program(NamedTuple):
@@ -39,11 +50,15 @@ class Program(NamedTuple):
     dropout: bool = False  # MC dropout: dropout stays on in prediction
     server_optimiser: tuple[Optimiser, float] | None = None  # on the pooled mean, with its learning rate
     server_client: Client | None = None  # trains on the server's data after the pooling
+    uploaded: Callable[[Parts], Parts] = lambda broadcast: broadcast  # the kind of an upload, for its size
+    members: bool = False  # the round's uploads are kept and predict, as an ensemble
+    closed: bool = False  # a linear network: the moments of its prediction in closed form
+    noise: str = "likelihood"  # where the observation noise of a regression comes from
 
     @property
     def needs_uploads(self) -> bool:
         """Whether the server must see every upload (memory O(cohort * weights)) instead of a running sum."""
-        return self.weighting.compare is not None
+        return self.weighting.compare is not None or self.members or self.noise in BY_MEMBERS
 
 
 class FederationState(NamedTuple):
@@ -103,7 +118,8 @@ def open_round(
     """Choose the cohort of the next round by its address, drop a share of it, and fix the round's options."""
     number = state.round
     staying, gone = cohort_of(number, clients=clients, cohort=cohort, seed=seed, dropout=dropout)
-    return Order(number, staying, gone, state.broadcast, program.options(number))
+    sent = {part: q for part, q in state.broadcast.items() if part in program.initial}
+    return Order(number, staying, gone, sent, program.options(number))
 
 
 def cohort_of(
@@ -160,17 +176,43 @@ def close_round(
     optimiser = state.optimiser
     if program.server_optimiser is not None:
         pooled[program.main], optimiser = _server_step(program, state, pooled[program.main])
+    if program.members or program.noise in BY_MEMBERS:
+        pooled |= gathered(program, outcome.uploads)
     return FederationState(state.round + 1, pooled, optimiser), report
 
 
 def _weigh_uploads(program: Program, order: Order, uploads: Sequence[Contribution]) -> Terms:
-    assert program.weighting.compare is not None
-    weights = program.weighting.compare([u.parts[program.main] for u in uploads])
+    compare = program.weighting.compare
+    weights = [None] * len(uploads) if compare is None else list(compare([u.parts[program.main] for u in uploads]))
     made = []
     for u, weight in zip(uploads, weights):
         info = Info(order.broadcast, order.options, torch.tensor(order.round), u.n, ())  # type: ignore[arg-type]
         made.append(contribute(program, Upload(u.parts, {}, {}), info, weight)[0])
     return add_terms(program, made)
+
+
+def gathered(program: Program, uploads: Sequence[Contribution]) -> Parts:
+    """The cohort's uploads as one ensemble for each part, under names of their own."""
+    return {
+        MEMBERS + part: Draws(torch.stack([u.parts[part].mean for u in uploads]), program.initial[part].layout)
+        for part in program.rules
+        if program.initial[part].mean.is_floating_point()  # counters are no one's own
+    }
+
+
+def beside(part: str) -> bool:
+    """Whether a part is kept for prediction only, beside what is broadcast."""
+    return part == "noise" or part.startswith(MEMBERS)
+
+
+def predicting(program: Program, parts: Parts) -> Parts:
+    """The parts that predict: the kept uploads instead of the pooled posterior where the program says so."""
+    own = {part: q for part, q in parts.items() if not part.startswith(MEMBERS)}
+    if program.noise == "none" and program.model.likelihood.kind == "real":
+        own["noise"] = Point(torch.tensor([0.0, 1.0]))
+    if not program.members:
+        return own
+    return own | {part.removeprefix(MEMBERS): q for part, q in parts.items() if part.startswith(MEMBERS)}
 
 
 def _server_step(program: Program, state: FederationState, pooled: Posterior) -> tuple[Posterior, Any]:

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedbayes.clients.client import Client
+from fedbayes.clients.partitioned import partitioned
 from fedbayes.clients.point import point
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.errors import InputError, unknown
-from fedbayes.federation import Program, check_weighting, static_rules
+from fedbayes.federation import NOISE, Program, check_weighting, static_rules
 from fedbayes.layout import matches
 from fedbayes.model import Likelihood, Model, points_by_default
 from fedbayes.networks.estimators import ESTIMATORS, plan
@@ -57,6 +59,9 @@ def fedavg(
     proximal: float = 0.0,
     lr_decay: float = 1.0,
     lr_silent: int = 0,
+    lr_within: str = "constant",
+    clip: float = 0.0,
+    adversarial: float = 0.0,
     rule: str | Rule = "fedavg",
     weighting: str = "size",
     server: str | None = None,
@@ -68,18 +73,24 @@ def fedavg(
     """Point clients averaged by size (McMahan et al., 2017); `proximal` > 0 holds them near the broadcast.
 
     `mc_dropout` keeps dropout on in prediction. The learning rate is multiplied by `lr_decay` each round after
-    `lr_silent` rounds. `server`: "sgd" (momentum) or "adam" on the pooled mean.
+    `lr_silent` rounds; `lr_within` "falling" takes it linearly to 0 within each. `clip` > 0 is the largest norm of a
+    gradient, `adversarial` > 0 the length of a step uphill in each input, trained on beside the input itself.
+    `server`: "sgd" (momentum) or "adam" on the pooled mean.
     """
     options = _given(locals())
     _check(options)
 
     def build(setting: Setting) -> Program:
         model = _model(setting, None)
-        _check_batch(setting, model, batch)
-        pull = tuple(name for name in ("weight_decay", "proximal") if options[name])
-        client = point(model, optimiser=_optimiser(optimiser, momentum), epochs=epochs, batch=batch, pull=pull)
+        client = _point(setting, model, options)
         initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
-        scalars = {"lr": lr, "weight_decay": weight_decay, "proximal": proximal}
+        scalars = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "proximal": proximal,
+            "clip": clip,
+            "adversarial": adversarial,
+        }
         program = Program(
             model,
             client,
@@ -104,6 +115,65 @@ def fedprox(*, proximal: float = 0.01, **options: Any) -> Method:
     return _call(fedavg, {"proximal": proximal, **options})
 
 
+def fedag(
+    *,
+    lr: float = 0.06,
+    epochs: int = 40,
+    batch: int = 1,
+    optimiser: str = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    lr_decay: float = 1.0,
+    lr_silent: int = 0,
+    lr_within: str = "falling",
+    clip: float = 10.0,
+    weighting: str = "equal",
+    predict: str = "bootstrap",
+    noise: str = "heldout",
+    test_draws: int = 100,
+) -> Method:
+    """FedAG: point clients go on from the mean; the server fits a normal to their weights (Thorgeirsson, 2021).
+
+    `predict`: "bootstrap" (the clients' networks as an ensemble), "monte_carlo" (`test_draws` from the normal), or
+    "closed" (eq. 6, for a linear network). `noise` is the observation noise of a regression: "none" (eq. 5 alone),
+    "own", "train", "heldout" or "calibrated", see `federation.NOISE`; "likelihood" is the likelihood's own.
+    """
+    options = _given(locals())
+    _check(options)
+
+    def build(setting: Setting) -> Program:
+        model = _model(setting, None)
+        if predict == "closed" and not _is_linear(setting.network):
+            raise InputError('predict = "closed" is the form of a linear network; use "bootstrap" or "monte_carlo"')
+        start = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
+        # Before the first round nobody disagrees. A Gaussian all the same: every broadcast has one shape and size.
+        spread: Parts = {
+            part: Gaussian(q.mean, torch.full_like(q.mean, 1e-12), q.layout) if part in model.trainable else q
+            for part, q in start.items()
+        }
+
+        def points(broadcast: Parts, scalars: Mapping[str, float] | None = None) -> Parts:
+            return {part: Point(q.mean, q.layout) for part, q in broadcast.items()}
+
+        scalars = {"lr": lr, "weight_decay": weight_decay, "clip": clip}
+        return Program(
+            model,
+            _point(setting, model, options),
+            spread,
+            {part: rule_named("fedag") for part in model.trainable} | static_rules(model),
+            weighting_named(weighting),
+            _schedule(scalars, lr_decay, lr_silent),
+            reference=points,
+            uploaded=points,
+            test_draws=test_draws,
+            members=predict == "bootstrap",
+            closed=predict == "closed",
+            noise=noise if setting.likelihood.kind == "real" else "likelihood",
+        )
+
+    return Method("fedag", options, build)
+
+
 def fedvi(
     *,
     lr: float = 0.05,
@@ -123,6 +193,7 @@ def fedvi(
     points: tuple[str, ...] = (),
     lr_decay: float = 1.0,
     lr_silent: int = 0,
+    lr_within: str = "constant",
     rule: str | Rule = "log_pool",
     weighting: str = "size",
     server: str | None = None,
@@ -152,6 +223,7 @@ def fedvi(
             train_draws=train_draws,
             kl=kl,
             prior=prior,
+            falling=lr_within == "falling",
         )
         first: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         mean = first["model"].mean
@@ -195,14 +267,43 @@ def feduab(*, draws: int | None = None, division: float = 2.0, **options: Any) -
     return Method("feduab", method.options, method.build)
 
 
+def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1, **options: Any) -> Method:
+    """Partitioned variational inference: clients keep a factor of the posterior, and send its change (Bui, 2018).
+
+    The prior N(0, prior_scale^2) is the first broadcast; training starts from the network's own weights with scale
+    `initial`. `damping` in (0, 1] is the share of the change that is made: about 1 / clients where they are alike.
+    """
+    options = {"kl": "1/n", "kl_weight": 1.0, "lr_within": "falling", **options}
+    fixed = [name for name in ("prior", "rule", "weighting", "division") if name in options]
+    if fixed:
+        raise InputError(f"{fixed[0]} is fixed in pvi: the prior is the cavity, the rule adds natural parameters")
+    base = _call(fedvi, {"rule": "dwc", "prior_scale": prior_scale, "initial": initial, **options})
+    _check({"damping": damping})
+
+    def build(setting: Setting) -> Program:
+        program = base.build(setting)
+        first = program.initial["model"]
+        assert isinstance(first, Gaussian)
+        prior = Gaussian(torch.zeros_like(first.mean), torch.full_like(first.mean, prior_scale), first.layout)
+        return program._replace(
+            client=partitioned(program.client, first=first),
+            initial={**program.initial, "model": prior},
+            options=lambda number: {**program.options(number), "damping": damping},
+        )
+
+    return Method("pvi", {"damping": damping, **base.options}, build)
+
+
 # Methods that hand their remaining options on to another.
-BASES: dict[str, Callable[..., Method]] = {"fedprox": fedavg, "feduab": fedvi}
+BASES: dict[str, Callable[..., Method]] = {"fedprox": fedavg, "feduab": fedvi, "pvi": fedvi}
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
+    "fedag": fedag,
     "feduab": feduab,
     "fedvi": fedvi,
+    "pvi": pvi,
 }
 
 
@@ -242,10 +343,13 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
     "weight_decay": ("not negative", lambda v: v >= 0),
     "proximal": ("not negative", lambda v: v >= 0),
+    "clip": ("not negative", lambda v: v >= 0),
+    "adversarial": ("not negative", lambda v: v >= 0),
     "kl_weight": ("not negative", lambda v: v >= 0),
     "prior_scale": ("positive", lambda v: v > 0),
     "initial": ("positive", lambda v: v > 0),
     "division": ("positive", lambda v: v > 0),
+    "damping": ("in (0, 1]", lambda v: 0 < v <= 1),
     "lr_decay": ("in (0, 1]", lambda v: 0 < v <= 1),
     "lr_silent": ("a whole number of rounds", lambda v: isinstance(v, int) and v >= 0),
     "server_lr": ("positive", lambda v: v > 0),
@@ -258,6 +362,9 @@ CHOICES: dict[str, Mapping[str, Any]] = {
     "optimiser": OPTIMISERS,
     "server": OPTIMISERS,
     "rule": RULES,
+    "lr_within": {"constant": None, "falling": None},
+    "predict": {"bootstrap": None, "monte_carlo": None, "closed": None},
+    "noise": NOISE,
 }
 
 
@@ -283,6 +390,26 @@ def _model(setting: Setting, points: list[str] | None) -> Model:
         units=setting.units,
         bfloat16=setting.bfloat16,
     )
+
+
+def _point(setting: Setting, model: Model, options: Mapping[str, Any]) -> Client:
+    """The point client that the options ask for."""
+    _check_batch(setting, model, options["batch"])
+    return point(
+        model,
+        optimiser=_optimiser(options["optimiser"], options["momentum"]),
+        epochs=options["epochs"],
+        batch=options["batch"],
+        pull=tuple(name for name in ("weight_decay", "proximal") if options.get(name)),
+        clip=options["clip"] > 0,
+        falling=options["lr_within"] == "falling",
+        adversarial=options.get("adversarial", 0) > 0,
+    )
+
+
+def _is_linear(network: nn.Module) -> bool:
+    layers = [layer for layer in network.modules() if not isinstance(layer, nn.Sequential | nn.Flatten)]
+    return len(layers) == 1 and isinstance(layers[0], nn.Linear)
 
 
 def _check_points(setting: Setting, model: Model, points: tuple[str, ...]) -> None:

@@ -33,6 +33,8 @@ class Likelihood(NamedTuple):
     log_prob: Callable[[Tensor, Tensor, Weights], Tensor]
     moments: Callable[[Tensor, Weights], tuple[Tensor, Tensor]]
     parameters: dict[str, Tensor] = {}  # noqa: RUF012  (never changed in place)
+    width: int = 1  # outputs of the network for each output of the target
+    scale: float | None = None  # of a normal whose scale is fixed: its loss is a squared error
 
 
 def categorical() -> Likelihood:
@@ -77,7 +79,25 @@ def normal(scale: float = 1.0, *, learn: bool = False) -> Likelihood:
     def moments(output: Tensor, parameters: Weights) -> tuple[Tensor, Tensor]:
         return output, torch.exp(2 * log_scale(output, parameters)).expand_as(output)
 
-    return Likelihood("real", log_prob, moments, {"log_scale": fixed.clone()} if learn else {})
+    learned = {"log_scale": fixed.clone()} if learn else {}
+    return Likelihood("real", log_prob, moments, learned, scale=None if learn else float(scale))
+
+
+def mean_variance(least: float = 1e-6) -> Likelihood:
+    """The network gives mean and variance: outputs [B, 2 D], the second half by softplus, at least `least`.
+
+    Lakshminarayanan et al. (2017), eq. 1.
+    """
+
+    def moments(output: Tensor, parameters: Weights) -> tuple[Tensor, Tensor]:
+        mean, raw = output.chunk(2, -1)
+        return mean, F.softplus(raw) + least
+
+    def log_prob(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
+        mean, variance = moments(output, parameters)
+        return -0.5 * ((target - mean).square() / variance + variance.log() + LOG_2PI).sum(-1)
+
+    return Likelihood("real", log_prob, moments, width=2)
 
 
 def custom(log_prob: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
@@ -89,6 +109,7 @@ LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
     "classes": categorical,
     "labels": bernoulli,
     "real": normal,
+    "mean_variance": mean_variance,
 }
 
 

@@ -80,13 +80,18 @@ def predictive(
     draws: int = 1,
     seed: int = 0,
     dropout: bool = False,
+    closed: bool = False,
     batch: int | None = None,
 ) -> Predictive:
     """Predict N inputs with `draws` draws of the weights, the same draws for every input.
 
     Costs draws * N forward passes and memory O(draws * batch * C + N * C). Draw z is the same whatever `draws` is
-    asked for with the same seed only if it is equal; a Point without dropout needs one draw.
+    asked for with the same seed only if it is equal; a Point without dropout needs one draw. A part `noise` holds the
+    variance of the targets' noise, which then stands for the likelihood's own, and a factor on the variance between
+    draws. `closed`: the exact moments of a linear network, without draws.
     """
+    if closed:
+        return _in_units(model, _noisy(parts, _linear(model, parts, x)))
     if all(isinstance(q, Point) for q in parts.values()) and not dropout:
         draws = 1
     if batch is None:
@@ -110,10 +115,37 @@ def predictive(
                 )
             )
         mean, aleatoric, epistemic, entropy = (torch.cat(column) for column in zip(*pieces))
-    if model.units is not None:
-        shift, scale = (torch.as_tensor(u).to(mean) for u in model.units)
-        mean, aleatoric, epistemic = mean * scale + shift, aleatoric * scale**2, epistemic * scale**2
-    return Predictive(mean, aleatoric, epistemic, entropy, model.likelihood.kind)
+    return _in_units(model, _noisy(parts, Predictive(mean, aleatoric, epistemic, entropy, model.likelihood.kind)))
+
+
+def _in_units(model: Model, p: Predictive) -> Predictive:
+    """From standardised targets to the original units."""
+    if model.units is None:
+        return p
+    shift, scale = (torch.as_tensor(u).to(p.mean) for u in model.units)
+    return p._replace(mean=p.mean * scale + shift, aleatoric=p.aleatoric * scale**2, epistemic=p.epistemic * scale**2)
+
+
+def _noisy(parts: Mapping[str, Posterior], p: Predictive) -> Predictive:
+    """With the observation noise that was estimated, where one was."""
+    if "noise" not in parts:
+        return p
+    variance, factor = parts["noise"].mean.to(p.mean).reshape(2, -1)
+    return p._replace(aleatoric=variance.expand_as(p.mean), epistemic=factor * p.epistemic)
+
+
+def _linear(model: Model, parts: Mapping[str, Posterior], x: Tensor) -> Predictive:
+    """Moments of w^T x under independent normals, mean^T x and (scale^2)^T x^2 (FedAG eq. 6).
+
+    The second is the same network with variances for weights and squares for inputs.
+    """
+    moments = {part: parts[part].moments() for part in model.layouts}
+    with torch.no_grad():
+        weights = model.weights({part: mean for part, (mean, _) in moments.items()})
+        spreads = model.weights({part: variance for part, (_, variance) in moments.items()})
+        mean, aleatoric = model.likelihood.moments(model.output(weights, x), weights)
+        epistemic = model.output(spreads, model.inputs(x).square())
+    return Predictive(mean, aleatoric, epistemic, mean.new_zeros(len(mean)), model.likelihood.kind)
 
 
 def each_draw(

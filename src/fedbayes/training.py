@@ -20,6 +20,7 @@ from fedbayes.engine.loop import Store
 from fedbayes.engine.stacked import train_together
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import (
+    BY_MEMBERS,
     FederationState,
     Order,
     Outcome,
@@ -29,9 +30,11 @@ from fedbayes.federation import (
     cohort_of,
     cohort_size,
     open_round,
+    predicting,
 )
 from fedbayes.methods import Method, Setting, method_named
 from fedbayes.model import LIKELIHOODS, Likelihood, in_precision_of
+from fedbayes.observation import with_noise as observed
 from fedbayes.posterior import Parts, Posterior, check, flatten_parts, map_tensors
 from fedbayes.predict import Predictive, predictive
 from fedbayes.scores import SUMS
@@ -234,17 +237,29 @@ def close(
     if task.program.server_client is not None:
         upload = task.engine.server(task.program.server_client, state, order.options)
         state = state._replace(broadcast={**state.broadcast, **upload.parts})
+    due = state.round % task.evaluate_every == 0 or state.round == task.rounds
+    if due and outcome.uploads and task.program.noise in BY_MEMBERS:
+        state = state._replace(broadcast=with_noise(task, state.broadcast, [u.client for u in outcome.uploads]))
     own.put(order.round, outcome.own)
     record = _record(task, order, outcome, report)
     progress = progress._replace(state=state)
-    if state.round % task.evaluate_every == 0 or state.round == task.rounds:
+    if due:
         record["test"] = evaluate(task, state.broadcast)
         progress = _validate(task, progress, record)
     return progress, record
 
 
+def with_noise(task: Task, parts: Parts, members: Sequence[int] | None = None) -> Parts:
+    """The parts with the observation noise on the rows of the clients who trained them, all or `members`."""
+    data = task.clients.data
+    asked = range(len(task.clients)) if members is None else members
+    rows = [task.clients.train_rows(k) for k in asked]
+    return observed(task.program, parts, [(data.x[r].to(task.device), data.y[r].to(task.device)) for r in rows])
+
+
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
-    size = message_bytes({part: order.broadcast[part] for part in task.program.rules})
+    down = {part: order.broadcast[part] for part in task.program.rules}
+    up = message_bytes(task.program.uploaded(down))
     return {
         "round": order.round + 1,
         "cohort": len(order.cohort),
@@ -252,8 +267,8 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
         "left_out": {str(k): why for k, why in outcome.left_out.items()},
         "train": {name: total / outcome.counted for name, total in outcome.metrics.items() if outcome.counted},
         **report,
-        "bytes_down": size * (len(order.cohort) + len(order.dropped)),
-        "bytes_up": size * len(order.cohort),
+        "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)),
+        "bytes_up": up * len(order.cohort),
         **({"notes": notes} if (notes := task.engine.take_notes()) else {}),
     }
 
@@ -289,7 +304,7 @@ def evaluate(task: Task, parts: Parts) -> dict[str, float]:
 
 
 def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor) -> dict[str, float]:
-    p = predict_with(task, parts, x)
+    p = predict_with(task, predicting(task.program, parts), x)
     sums_of, scores_of = SUMS[p.kind]
     y = y.to(task.device)
     if p.kind == "real":
@@ -309,6 +324,7 @@ def predict_with(task: Task, parts: Parts, x: Tensor, *, draws: int | None = Non
         draws=program.test_draws if draws is None else draws,
         seed=task.seed,
         dropout=program.dropout,
+        closed=program.closed,
     )
 
 
@@ -322,14 +338,18 @@ class Run:
 
     @property
     def parts(self) -> Parts:
-        """All parts of the final posterior: the best validated one where there was a validation split."""
+        """All parts that predict: the best validated ones where there was a validation split."""
+        return predicting(self.task.program, self._final)
+
+    @property
+    def _final(self) -> Parts:
         best = self.progress.best
         return self.progress.state.broadcast if best is None else best.broadcast
 
     @property
     def posterior(self) -> Posterior:
-        """The posterior over the network's weights (the part that predicts)."""
-        return self.parts[self.task.program.main]
+        """The posterior over the network's weights; under FedAG the normal, also where the uploads predict."""
+        return self._final[self.task.program.main]
 
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were."""
@@ -349,7 +369,7 @@ class Run:
 
     def scores(self) -> dict[str, float]:
         """Scores on the whole test set."""
-        return evaluate(self.task, self.parts)
+        return evaluate(self.task, self._final)
 
 
 def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run:
@@ -417,9 +437,10 @@ def _try_network(setting: Setting, clients: Clients) -> None:
     finally:
         for layer, mode in modes.items():
             layer.training = mode
-    if not isinstance(output, Tensor) or tuple(output.shape) != (2, data.classes):
+    needed = data.classes * setting.likelihood.width
+    if not isinstance(output, Tensor) or tuple(output.shape) != (2, needed):
         got = list(output.shape)[1:] if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(f"the network gives {got} for each input; {data.name} ({data.kind}) needs [{data.classes}]")
+        raise InputError(f"the network gives {got} for each input; {data.name} ({data.kind}) needs [{needed}]")
 
 
 def _initial(program: Program, init: Mapping[str, Posterior], device: torch.device) -> Parts:

@@ -225,9 +225,9 @@ def test_a_client_that_diverges_is_named_in_the_journal_and_the_run_stays_finite
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"method": "fedvag"}, "did you mean 'fedavg'"),
+        ({"method": "fedavgg"}, "did you mean 'fedavg'"),
         ({"method": "feduab", "options": {"drwas": 3}}, "did you mean 'draws'"),
-        ({"method": "feduab", "options": {"fedvag": {"lr": 1}}}, "did you mean 'fedavg'"),
+        ({"method": "feduab", "options": {"fedavgg": {"lr": 1}}}, "did you mean 'fedavg'"),
         ({"cohort": 99}, "cohort: 99 clients"),
         ({"partition": "dirichlett"}, "did you mean 'dirichlet'"),
         ({"partition_options": {}}, "partition dirichlet needs 'alpha'"),

@@ -14,11 +14,11 @@ from typing import Annotated
 import typer
 
 import fedbayes
-from fedbayes.cli import train, use, lists
+from fedbayes.cli import train, use, published, lists
 from fedbayes.cli.shared import app
 from fedbayes.errors import InputError
 
-__all__ = ["app", "lists", "main", "train", "use"]
+__all__ = ["app", "lists", "main", "published", "train", "use"]
 
 
 def main() -> None:

@@ -42,6 +42,16 @@ class Upload(NamedTuple):
     metrics: dict[str, Tensor]
 
 
+class Rowwise(NamedTuple):
+    """A step that is plain gradient descent on one row's squared error, for an engine that has code for it."""
+
+    hidden: int  # units of the one hidden layer; 0: a linear map
+    sharpness: float  # 1 / scale^2: the loss is sharpness / 2 * (target - output)^2 + constant
+    constant: float
+    clip: bool
+    falling: bool
+
+
 class Phase(NamedTuple):
     """`epochs` passes over the client's data in shuffled batches; a step reads `batches` of them at once."""
 
@@ -49,6 +59,7 @@ class Phase(NamedTuple):
     epochs: int
     batch: int
     batches: int = 1
+    rowwise: Rowwise | None = None
 
 
 class Client(NamedTuple):
@@ -63,3 +74,8 @@ class Client(NamedTuple):
 def only_if(live: Tensor, new: Any, old: Any) -> Any:
     """new where live, else old, for every tensor of a state: a step without live rows changes nothing."""
     return torch.utils._pytree.tree_map(lambda a, b: torch.where(live, a, b), new, old)
+
+
+def falling_rate(b: Batch, info: Info, epochs: int) -> Tensor:
+    """A learning rate that falls linearly to 0 within the round: lr * (1 - step / steps)."""
+    return info.options["lr"] * (1 - b.step / (epochs * info.batches[0]))

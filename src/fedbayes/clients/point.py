@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
+from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Rowwise, Upload, falling_rate
 from fedbayes.gradient import gradients
 from fedbayes.model import STATIC, Model
 from fedbayes.noise import Tape
 from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Parts, Point
+from fedbayes.posterior import LOG_2PI, Parts, Point
 
 
 class State(NamedTuple):
@@ -25,11 +26,23 @@ class State(NamedTuple):
     steps: Tensor
 
 
-def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int, pull: tuple[str, ...] = ()) -> Client:
+def point(
+    model: Model,
+    *,
+    optimiser: Optimiser,
+    epochs: int,
+    batch: int,
+    pull: tuple[str, ...] = (),
+    clip: bool = False,
+    falling: bool = False,
+    adversarial: bool = False,
+) -> Client:
     """Minimises  mean NLL + proximal / 2 * |w - broadcast|^2 + weight_decay / 2 * |w|^2.
 
-    McMahan et al. (2017); Li et al. (2020). Scalar options read each round: `lr`, and those of `weight_decay` and
-    `proximal` that `pull` names (a term that is off costs nothing).
+    McMahan et al. (2017); Li et al. (2020). Scalar options read each round: `lr`, those of `weight_decay` and
+    `proximal` that `pull` names (a term that is off costs nothing), and with `clip` the largest norm of a gradient.
+    `falling`: the learning rate goes linearly from `lr` to 0 within the round. `adversarial`: the loss of x and that
+    of x + option adversarial * sign(d loss / d x), half each (Lakshminarayanan et al., 2017).
     """
 
     def start(own: Own, info: Info) -> State:
@@ -44,18 +57,56 @@ def point(model: Model, *, optimiser: Optimiser, epochs: int, batch: int, pull: 
         nll = model.nll(output, b.y, b.mask, weights)
         return nll, (static, nll.detach())
 
+    def uphill(state: State, b: Batch, tape: Tape) -> Tensor:
+        def of_input(inputs: dict[str, Tensor]) -> Any:
+            return loss(state.vectors, state.static, b._replace(x=inputs["x"]), tape)
+
+        return gradients(of_input, {"x": b.x})[0]["x"]
+
     def step(state: State, b: Batch, tape: Tape, info: Info) -> State:
         slopes, (static, nll) = gradients(loss, state.vectors, state.static, b, tape)
+        if adversarial:
+            worse = b._replace(x=b.x + info.options["adversarial"] * uphill(state, b, tape).sign())
+            others, _ = gradients(loss, state.vectors, state.static, worse, tape)
+            slopes = {p: 0.5 * (g + others[p]) for p, g in slopes.items()}
         if "weight_decay" in pull:
             slopes = {p: g + info.options["weight_decay"] * state.vectors[p] for p, g in slopes.items()}
         if "proximal" in pull:
             away = {p: v - info.broadcast[p].mean for p, v in state.vectors.items()}
             slopes = {p: g + info.options["proximal"] * away[p] for p, g in slopes.items()}
-        moved, vectors = optimiser.update(state.optimiser, state.vectors, slopes, info.options["lr"])
+        if clip:
+            slopes = clipped(slopes, info.options["clip"])
+        rate = falling_rate(b, info, epochs) if falling else info.options["lr"]
+        moved, vectors = optimiser.update(state.optimiser, state.vectors, slopes, rate)
         return State(vectors, static, moved, state.loss + nll, state.steps + 1)
 
     def finish(state: State, info: Info) -> Upload:
         parts: Parts = {part: Point(v, model.layouts[part]) for part, v in {**state.vectors, **state.static}.items()}
         return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1)})
 
-    return Client(start, (Phase(step, epochs, batch),), finish)
+    plain = batch == 1 and not pull and not adversarial and optimiser.plain
+    known = rowwise(model, clip, falling) if plain else None
+    return Client(start, (Phase(step, epochs, batch, rowwise=known),), finish)
+
+
+def rowwise(model: Model, clip: bool, falling: bool) -> Rowwise | None:
+    """What the step on one row is, where the model is a linear map or one hidden layer of ReLU with a squared error."""
+    layers = [layer for layer in model.module.modules() if not isinstance(layer, nn.Sequential | nn.Flatten)]
+    sizes = [(layer.in_features, layer.out_features) for layer in layers if isinstance(layer, nn.Linear)]
+    kinds = [type(layer) for layer in layers]
+    scale, vector = model.likelihood.scale, model.initial().get("model")
+    fits = kinds in ([nn.Linear], [nn.Linear, nn.ReLU, nn.Linear]) and sizes[-1][1] == 1 and scale is not None
+    # All weights in one part, each with its bias, in float32; inputs as they are stored.
+    whole = vector is not None and len(vector) == sum((a + 1) * b for a, b in sizes) and vector.dtype == torch.float32
+    if not fits or not whole or model.bfloat16 or model.prepare(torch.ones(1, 1)) != 1:
+        return None
+    assert scale is not None
+    constant = math.log(scale) + 0.5 * LOG_2PI
+    return Rowwise(sizes[0][1] if len(sizes) == 2 else 0, scale**-2, constant, clip, falling)
+
+
+def clipped(slopes: dict[str, Tensor], most: Tensor) -> dict[str, Tensor]:
+    """The gradient, shortened to length `most` where it is longer."""
+    length = torch.stack([g.square().sum() for g in slopes.values()]).sum().sqrt()
+    factor = (most / length.clamp(min=1e-12)).clamp(max=1)
+    return {part: g * factor for part, g in slopes.items()}

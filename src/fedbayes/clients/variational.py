@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
+from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload, falling_rate
 from fedbayes.gradient import gradients
 from fedbayes.model import STATIC, Model
 from fedbayes.networks.estimators import Plan, forward
@@ -58,11 +58,13 @@ def variational(
     train_draws: int = 1,
     kl: str = "constant",
     prior: str = "broadcast",
+    falling: bool = False,
 ) -> Client:
     """Minimises  mean_z[mean NLL of the batch under theta_z] + weight * KL(q || prior),  z = 1..train_draws.
 
     Blundell et al. (2015); FedUAB eqs. 9, 10. q = N(mean, softplus(rho)^2) over part `model`; other parts are points.
-    The prior is the broadcast, or N(0, prior_scale^2). Scalar options: `lr`, `kl_weight`, `prior_scale`.
+    The prior is the broadcast, or N(0, prior_scale^2). `falling`: lr goes linearly to 0 within the round.
+    Scalar options: `lr`, `kl_weight`, `prior_scale`.
     """
     weight_of = KL_WEIGHTS[kl]
     points = [part for part in model.trainable if part != "model"]
@@ -114,7 +116,8 @@ def variational(
         slopes = {part: g[part] for part in points}
         slopes["mean"] = g["mean"] + weight * precision * (mean - q.mean)
         slopes["rho"] = (g["scale"] + weight * (scale * precision - scale.reciprocal())) * slope
-        moved, after = optimiser.update(state.optimiser, state.vectors, slopes, info.options["lr"])
+        rate = falling_rate(b, info, epochs) if falling else info.options["lr"]
+        moved, after = optimiser.update(state.optimiser, state.vectors, slopes, rate)
         return State(after, static, moved, state.loss + nll, state.steps + 1)
 
     def finish(state: State, info: Info) -> Upload:

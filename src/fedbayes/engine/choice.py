@@ -12,8 +12,9 @@ import torch
 
 from fedbayes.engine.batches import steps_in_epoch
 from fedbayes.engine.loop import Loop, Store
+from fedbayes.engine.rowwise import compiler
 from fedbayes.engine.stacked import Stacked
-from fedbayes.engine.steps import Steps
+from fedbayes.engine.steps import ROWWISE, Steps
 from fedbayes.errors import unknown
 from fedbayes.federation import Program
 
@@ -49,6 +50,8 @@ def choose(
     if engine == "loop":
         return Loop(program, store, seed=seed), "engine loop, as asked"
     mode, why = _mode(compile, device, steps)
+    if compile != "off" and device == "cpu" and all(p.rowwise for p in program.client.phases) and compiler():
+        mode, why = ROWWISE, "steps on single rows of a small network, in C"
     if engine == "auto" and device == "cpu" and program.model.convolves and chunk is None:
         chunk = 1  # stacked convolutions are slower than one after another on a CPU
         why += "; convolutions run client by client on a CPU"

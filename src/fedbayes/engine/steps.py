@@ -11,6 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Phase, only_if
+from fedbayes.engine import rowwise
 from fedbayes.engine.loop import Store
 from fedbayes.noise import Tape
 
@@ -82,6 +83,7 @@ def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[...,
 
 
 MODES = ("graph", "compiled", "eager")  # from the fastest down; each falls back on the next
+ROWWISE = "rowwise"  # code of our own for steps on single rows, see rowwise.py; falls back on eager
 
 
 class Steps:
@@ -96,13 +98,16 @@ class Steps:
         """The state after all steps of the work's table."""
         while True:
             try:
+                if self.mode == ROWWISE and work.phase.rowwise is not None:
+                    store = work.store
+                    return rowwise.run(work.phase, *work.table, store.x, store.y, work.info, state)
                 return self._replay(work, state) if self.mode == "graph" else self._run(work, state)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 if self.mode == "eager":
                     raise
-                lower = MODES[MODES.index(self.mode) + 1]
+                lower = "eager" if self.mode == ROWWISE else MODES[MODES.index(self.mode) + 1]
                 first = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 self.notes.append(f"steps run {lower} instead of {self.mode}: {first[:160]}")
                 self.mode = lower
@@ -122,7 +127,7 @@ class Steps:
 
     def _step(self, work: Work) -> Callable[..., Any]:
         masked = work.table.live is not None
-        if self.mode == "eager":
+        if self.mode in ("eager", ROWWISE):
             return stacked_step(work.phase, work.together, masked)
         key = (id(work.phase.step), work.together, masked)
         if key not in self._made:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedbayes.errors import InputError
-from fedbayes.federation import FederationState
+from fedbayes.federation import FederationState, beside
 from fedbayes.posterior import Parts
 from fedbayes.study import sealed
 from fedbayes.study.experiment import Experiment, from_toml, table_of, to_toml
@@ -69,7 +69,8 @@ def read(path: Path, experiment: Experiment, task: Task) -> Checkpoint:
     _check_config(path, experiment, from_toml(row["config"], str(path)))
     best = None if row["best"] is None else Best(**row["best"])
     for parts in (row["broadcast"], *([] if best is None else [best.broadcast])):
-        _check_layouts(path, parts, task.program.initial)
+        sent = {part: q for part, q in parts.items() if not beside(part)}
+        _check_layouts(path, sent, task.program.initial)
     state = FederationState(row["round"], row["broadcast"], row["optimiser"])
     return Checkpoint(Progress(state, best, row["stopped"]), index_of(row["own"]))
 

@@ -153,7 +153,9 @@ def check_laws(scores: Scores) -> None:
 
 def _predicted(run: Run, x: Tensor, draws: int, seed: int) -> Predictive:
     program = run.task.program
-    made = predictive(program.model, run.parts, x.to(run.task.device), draws=draws, seed=seed, dropout=program.dropout)
+    x = x.to(run.task.device)
+    dropout, closed = program.dropout, program.closed
+    made = predictive(program.model, run.parts, x, draws=draws, seed=seed, dropout=dropout, closed=closed)
     return made._replace(**{n: getattr(made, n).cpu() for n in ("mean", "aleatoric", "epistemic", "expected_entropy")})
 
 

@@ -1,0 +1,57 @@
+"""FedAG in run folders and pictures: what is kept beside the broadcast survives, and figures are drawn."""
+
+import torch
+
+import fedbayes as fb
+from fedbayes.study import folds, regression_figures
+from fedbayes.study.experiment import Experiment
+from fedbayes.study.run import run
+
+
+def experiment(rounds: int) -> Experiment:
+    return Experiment(
+        data="diabetes",
+        partition="iid",
+        clients=5,
+        network="mlp",
+        network_options={"hidden": [8]},
+        method="fedag",
+        options={"epochs": 2, "lr": 0.03},
+        rounds=rounds,
+        checkpoint_every=1,
+    )
+
+
+def test_a_run_folder_keeps_networks_and_noise(tmp_path):
+    made = run(experiment(2), tmp_path / "run")["fedag"]
+    again = fb.load(tmp_path / "run")
+    assert isinstance(again.parts["model"], fb.Draws)
+    assert isinstance(again.posterior, fb.Gaussian)
+    torch.testing.assert_close(again.parts["noise"].mean, made.parts["noise"].mean)
+    x = made.task.clients.data.test_x
+    torch.testing.assert_close(again.predict(x).total, made.predict(x).total)
+    assert again.scores() == made.scores()
+
+
+def test_the_cubic_toy_is_predicted_where_there_are_data():
+    data, seen = regression_figures.cubic_rounds()
+    assert list(seen) == [1, 3, 5]
+    assert len(data.x) == 160
+    grid = data.input_scale.undo(data.test_x)[:, 0]
+    inside = grid.abs() <= 4
+    p = seen[5]
+    gap = (p.mean[:, 0] - grid**3).abs()
+    assert float(gap[inside].mean()) < 4
+    assert float((gap[inside] <= 3 * p.total[inside, 0].sqrt()).float().mean()) > 0.95
+    assert float(p.epistemic[~inside].mean()) > 5 * float(p.epistemic[inside].mean())  # less sure where there are none
+
+
+def test_figures_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(folds, "folds_of", lambda name, count=None: [fb.data.load("diabetes")])
+    monkeypatch.setattr(folds, "ROUNDS", 1)
+    assert [path.name for path in regression_figures.draw("fedag-2", tmp_path)] == [
+        "fedag-figure-2.svg",
+        "fedag-figure-2.png",
+    ]
+    made = regression_figures.round_figure(tmp_path, sets=("made",))
+    assert all(path.stat().st_size > 1000 for path in made)
