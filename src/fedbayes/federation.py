@@ -18,7 +18,7 @@ from fedbayes.noise import generator
 from fedbayes.optimisers import Optimiser
 from fedbayes.posterior import Draws, Gaussian, Parts, Point, Posterior
 from fedbayes.server.rules import RULES, Rule, Statistics, largest
-from fedbayes.server.weighting import WEIGHTINGS, Weighting
+from fedbayes.server.weighting import Weighting
 
 SERVER = -1  # the server's number where it trains on data of its own
 Terms = dict[str, Statistics]  # by part
@@ -242,13 +242,10 @@ def cohort_size(cohort: int | float | None, clients: int) -> int:
     return cohort
 
 
-def check_weighting(program: Program) -> None:
+def check_rules(program: Program) -> None:
     """Refuse rules that can't take what the clients upload, before any training."""
     for part, rule in program.rules.items():
         q = program.initial[part]
         if part not in STATIC and not isinstance(q, rule.takes):
             fitting = [name for name, r in RULES.items() if isinstance(q, r.takes)]
             raise InputError(f"this rule can't pool a {type(q).__name__}: use one of {', '.join(fitting)}")
-
-
-__all__ = ["SERVER", "WEIGHTINGS", "Contribution", "FederationState", "Order", "Outcome", "Program"]

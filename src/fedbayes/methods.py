@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from fedbayes.clients.client import Client
 from fedbayes.clients.partitioned import partitioned
-from fedbayes.clients.point import point
-from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
+from fedbayes.clients.variational import initial_scale, variational
+from fedbayes.composition import (
+    Method,
+    Setting,
+    batch_like,
+    by_round,
+    check_batch,
+    check_options,
+    check_points,
+    is_linear,
+    model_of,
+    optimiser_named,
+    point_client,
+    server_optimiser,
+)
 from fedbayes.errors import InputError, unknown
-from fedbayes.federation import NOISE, Program, check_weighting, static_rules
-from fedbayes.layout import matches
-from fedbayes.model import Likelihood, Model, points_by_default
-from fedbayes.networks.estimators import ESTIMATORS, plan
-from fedbayes.noise import Tape
-from fedbayes.optimisers import OPTIMISERS, Optimiser
+from fedbayes.federation import Program, check_rules, static_rules
+from fedbayes.model import points_by_default
+from fedbayes.networks.estimators import plan
 from fedbayes.posterior import Gaussian, Parts, Point
-from fedbayes.server.rules import RULES, Rule, rule_named
+from fedbayes.server.rules import Rule, rule_named
 from fedbayes.server.weighting import weighting_named
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a method is built for: a network, a likelihood, a batch of inputs, and how inputs and targets are read."""
-
-    network: nn.Module
-    likelihood: Likelihood
-    x: Tensor
-    frozen: tuple[str, ...] = ()
-    prepare: Callable[[Tensor], Tensor] | None = None
-    units: tuple[Tensor, Tensor] | None = None
-    bfloat16: bool = False
-
-
-@dataclass(frozen=True)
-class Method:
-    """A named composition with its options; `build(setting)` binds it to a network."""
-
-    name: str
-    options: dict[str, Any]
-    build: Callable[[Setting], Program] = field(compare=False, repr=False)
 
 
 def fedavg(
@@ -77,12 +61,12 @@ def fedavg(
     gradient, `adversarial` > 0 the length of a step uphill in each input, trained on beside the input itself.
     `server`: "sgd" (momentum) or "adam" on the pooled mean.
     """
-    options = _given(locals())
-    _check(options)
+    options = dict(locals())
+    check_options(options)
 
     def build(setting: Setting) -> Program:
-        model = _model(setting, None)
-        client = _point(setting, model, options)
+        model = model_of(setting, None)
+        client = point_client(setting, model, options)
         initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         scalars = {
             "lr": lr,
@@ -97,12 +81,12 @@ def fedavg(
             initial,
             {part: rule_named(rule) for part in model.trainable} | static_rules(model),
             weighting_named(weighting),
-            _schedule(scalars, lr_decay, lr_silent),
+            by_round(scalars, lr_decay, lr_silent),
             dropout=mc_dropout,
             test_draws=test_draws,
-            server_optimiser=_server(server, server_lr, server_momentum),
+            server_optimiser=server_optimiser(server, server_lr, server_momentum),
         )
-        check_weighting(program)
+        check_rules(program)
         return program
 
     return Method("fedprox" if proximal else "fedavg", options, build)
@@ -138,12 +122,12 @@ def fedag(
     "closed" (eq. 6, for a linear network). `noise` is the observation noise of a regression: "none" (eq. 5 alone),
     "own", "train", "heldout" or "calibrated", see `federation.NOISE`; "likelihood" is the likelihood's own.
     """
-    options = _given(locals())
-    _check(options)
+    options = dict(locals())
+    check_options(options)
 
     def build(setting: Setting) -> Program:
-        model = _model(setting, None)
-        if predict == "closed" and not _is_linear(setting.network):
+        model = model_of(setting, None)
+        if predict == "closed" and not is_linear(setting.network):
             raise InputError('predict = "closed" is the form of a linear network; use "bootstrap" or "monte_carlo"')
         start = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         # Before the first round nobody disagrees. A Gaussian all the same: every broadcast has one shape and size.
@@ -158,11 +142,11 @@ def fedag(
         scalars = {"lr": lr, "weight_decay": weight_decay, "clip": clip}
         return Program(
             model,
-            _point(setting, model, options),
+            point_client(setting, model, options),
             spread,
             {part: rule_named("fedag") for part in model.trainable} | static_rules(model),
             weighting_named(weighting),
-            _schedule(scalars, lr_decay, lr_silent),
+            by_round(scalars, lr_decay, lr_silent),
             reference=points,
             uploaded=points,
             test_draws=test_draws,
@@ -206,18 +190,18 @@ def fedvi(
     `kl_weight`: "constant" (1), "1/B", "1/n" or "blundell". `prior` is "broadcast" or "fixed" (N(0, prior_scale^2)).
     `points` are patterns of weights that are not given a distribution, beside BatchNorm's and the likelihood's own.
     """
-    options = _given(locals())
-    _check(options)
+    options = dict(locals())
+    check_options(options)
 
     def build(setting: Setting) -> Program:
-        model = _model(setting, [*points_by_default(setting.network, setting.likelihood), *points])
-        _check_points(setting, model, points)
-        _check_batch(setting, model, batch)
-        made = plan(model, "model", _batch_like(setting.x, batch), estimator)
+        model = model_of(setting, [*points_by_default(setting.network, setting.likelihood), *points])
+        check_points(setting, model, points)
+        check_batch(setting, model, batch)
+        made = plan(model, "model", batch_like(setting.x, batch), estimator)
         client = variational(
             model,
             made,
-            optimiser=_optimiser(optimiser, momentum),
+            optimiser=optimiser_named(optimiser, momentum),
             epochs=epochs,
             batch=batch,
             train_draws=train_draws,
@@ -245,12 +229,12 @@ def fedvi(
             first,
             {"model": rule_named(rule), **shared} | static_rules(model),
             weighting_named(weighting),
-            _schedule(scalars, lr_decay, lr_silent),
+            by_round(scalars, lr_decay, lr_silent),
             reference=reference,
             test_draws=test_draws,
-            server_optimiser=_server(server, server_lr, server_momentum),
+            server_optimiser=server_optimiser(server, server_lr, server_momentum),
         )
-        check_weighting(program)
+        check_rules(program)
         return program
 
     return Method("fedvi", options, build)
@@ -278,7 +262,7 @@ def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1,
     if fixed:
         raise InputError(f"{fixed[0]} is fixed in pvi: the prior is the cavity, the rule adds natural parameters")
     base = _call(fedvi, {"rule": "dwc", "prior_scale": prior_scale, "initial": initial, **options})
-    _check({"damping": damping})
+    check_options({"damping": damping})
 
     def build(setting: Setting) -> Program:
         program = base.build(setting)
@@ -296,6 +280,7 @@ def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1,
 
 # Methods that hand their remaining options on to another.
 BASES: dict[str, Callable[..., Method]] = {"fedprox": fedavg, "feduab": fedvi, "pvi": fedvi}
+
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -331,117 +316,3 @@ def _call(make: Callable[..., Method], options: dict[str, Any]) -> Method:
 
 def _given(scope: dict[str, Any]) -> dict[str, Any]:
     return dict(scope)
-
-
-# Each option's requirement, in words and as a test; one table for all methods.
-REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "lr": ("positive", lambda v: v > 0),
-    "epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
-    "batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
-    "train_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
-    "test_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
-    "momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
-    "weight_decay": ("not negative", lambda v: v >= 0),
-    "proximal": ("not negative", lambda v: v >= 0),
-    "clip": ("not negative", lambda v: v >= 0),
-    "adversarial": ("not negative", lambda v: v >= 0),
-    "kl_weight": ("not negative", lambda v: v >= 0),
-    "prior_scale": ("positive", lambda v: v > 0),
-    "initial": ("positive", lambda v: v > 0),
-    "division": ("positive", lambda v: v > 0),
-    "damping": ("in (0, 1]", lambda v: 0 < v <= 1),
-    "lr_decay": ("in (0, 1]", lambda v: 0 < v <= 1),
-    "lr_silent": ("a whole number of rounds", lambda v: isinstance(v, int) and v >= 0),
-    "server_lr": ("positive", lambda v: v > 0),
-    "server_momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
-}
-CHOICES: dict[str, Mapping[str, Any]] = {
-    "estimator": ESTIMATORS,
-    "kl": KL_WEIGHTS,
-    "prior": {"broadcast": None, "fixed": None},
-    "optimiser": OPTIMISERS,
-    "server": OPTIMISERS,
-    "rule": RULES,
-    "lr_within": {"constant": None, "falling": None},
-    "predict": {"bootstrap": None, "monte_carlo": None, "closed": None},
-    "noise": NOISE,
-}
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if name in REQUIREMENTS:
-            words, fine = REQUIREMENTS[name]
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or not fine(value):
-                raise InputError(f"{name} must be {words}, not {value!r}")
-        if name in CHOICES and isinstance(value, str) and value not in CHOICES[name]:
-            raise unknown(name, value, CHOICES[name])
-
-
-def _model(setting: Setting, points: list[str] | None) -> Model:
-    parts = None if points is None else {"points": points, "model": ["*"]}
-    return Model.of(
-        setting.network,
-        setting.likelihood,
-        parts=parts,
-        frozen=setting.frozen,
-        prepare=setting.prepare,
-        units=setting.units,
-        bfloat16=setting.bfloat16,
-    )
-
-
-def _point(setting: Setting, model: Model, options: Mapping[str, Any]) -> Client:
-    """The point client that the options ask for."""
-    _check_batch(setting, model, options["batch"])
-    return point(
-        model,
-        optimiser=_optimiser(options["optimiser"], options["momentum"]),
-        epochs=options["epochs"],
-        batch=options["batch"],
-        pull=tuple(name for name in ("weight_decay", "proximal") if options.get(name)),
-        clip=options["clip"] > 0,
-        falling=options["lr_within"] == "falling",
-        adversarial=options.get("adversarial", 0) > 0,
-    )
-
-
-def _is_linear(network: nn.Module) -> bool:
-    layers = [layer for layer in network.modules() if not isinstance(layer, nn.Sequential | nn.Flatten)]
-    return len(layers) == 1 and isinstance(layers[0], nn.Linear)
-
-
-def _check_points(setting: Setting, model: Model, points: tuple[str, ...]) -> None:
-    names = [name for name, _ in setting.network.named_parameters()]
-    for pattern in points:
-        if not any(matches(name, [pattern]) for name in names):
-            raise InputError(f"points: no weight matches {pattern!r}; the network has {', '.join(names[:8])}, ...")
-    if "model" not in model.layouts:
-        raise InputError("points: there is no weight left to be given a distribution; fedavg is the method of points")
-
-
-def _check_batch(setting: Setting, model: Model, batch: int) -> None:
-    """BatchNorm can't train on one value a channel; find out now, and not in round 1."""
-    if batch == 1 and "buffers" in model.layouts:
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                model.train_output(model.weights(model.initial()), setting.x[:1], Tape(), None)
-        except ValueError as error:
-            raise InputError(f"batch: BatchNorm needs more than one row in a batch, not {batch} ({error})") from error
-
-
-def _batch_like(x: Tensor, batch: int) -> Tensor:
-    return x[:1].expand(batch, *x.shape[1:])
-
-
-def _optimiser(name: str, momentum: float) -> Optimiser:
-    return OPTIMISERS[name](momentum) if name == "sgd" else OPTIMISERS[name]()
-
-
-def _server(name: str | None, lr: float, momentum: float) -> tuple[Optimiser, float] | None:
-    return None if name is None else (_optimiser(name, momentum), lr)
-
-
-def _schedule(scalars: dict[str, float], decay: float, silent: int) -> Callable[[int], Mapping[str, float]]:
-    return lambda number: {**scalars, "lr": scalars["lr"] * decay ** max(0, number - silent)}

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fedbayes.clients.client import Own
-from fedbayes.data import Clients, Dataset, from_clients
-from fedbayes.engine.choice import PRECISIONS, choose, quick_cpu, tensor_cores
-from fedbayes.engine.loop import Store
+from fedbayes.data import Clients
+from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.stacked import train_together
-from fedbayes.errors import InputError, unknown
+from fedbayes.errors import InputError
 from fedbayes.federation import (
     BY_MEMBERS,
-    FederationState,
     Order,
     Outcome,
-    Program,
-    begin,
     close_round,
-    cohort_of,
-    cohort_size,
-    open_round,
     predicting,
 )
-from fedbayes.methods import Method, Setting, method_named
-from fedbayes.model import LIKELIHOODS, Likelihood, in_precision_of
 from fedbayes.observation import with_noise as observed
-from fedbayes.posterior import Parts, Posterior, check, flatten_parts, map_tensors
+from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.predict import Predictive, predictive
 from fedbayes.scores import SUMS
+from fedbayes.task import Best, Progress, Task, prepare
 
 
 class OwnStore(Protocol):
@@ -58,132 +48,6 @@ class Memory:
 
     def put(self, number: int, rows: Mapping[int, Own]) -> None:
         self.rows.update({k: own for k, own in rows.items() if own})
-
-
-class Best(NamedTuple):
-    """The best validated posterior so far."""
-
-    nll: float
-    round: int
-    broadcast: Parts
-
-
-class Progress(NamedTuple):
-    """All that a run carries from round to round, beside its clients' own state."""
-
-    state: FederationState
-    best: Best | None = None
-    stopped: bool = False
-
-
-@dataclass(frozen=True)
-class Task:
-    """A federation ready to train: a program, its clients' data on the device, and how many rounds of what."""
-
-    program: Program
-    clients: Clients
-    validation: Tensor  # rows held out for early stopping, pooled over clients; empty without
-    engine: Any
-    choice: str  # which engine runs, and why
-    precision: str
-    rounds: int
-    cohort: int
-    seed: int
-    dropout: float
-    patience: int | None
-    evaluate_every: int
-    device: torch.device
-
-    def begin(self) -> Progress:
-        return Progress(begin(self.program))
-
-    def done(self, progress: Progress) -> bool:
-        return progress.stopped or progress.state.round >= self.rounds
-
-    def open(self, progress: Progress) -> Order:
-        """The order of the next round."""
-        return open_round(
-            self.program,
-            progress.state,
-            clients=len(self.clients),
-            cohort=self.cohort,
-            seed=self.seed,
-            dropout=self.dropout,
-        )
-
-
-def prepare(
-    network: nn.Module,
-    clients: Clients | list[Any],
-    *,
-    method: str | Method = "feduab",
-    rounds: int = 50,
-    cohort: int | float | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    engine: str = "auto",
-    compile: str = "auto",
-    precision: str = "float32",
-    likelihood: Likelihood | None = None,
-    frozen: tuple[str, ...] = (),
-    dropout: float = 0.0,
-    validation: float = 0.0,
-    patience: int | None = None,
-    evaluate_every: int = 1,
-    server_data: Tensor | None = None,
-    init: Mapping[str, Posterior] | None = None,
-) -> Task:
-    """Check everything that can be checked before the first round, and bind the method to the network and the data."""
-    if not isinstance(clients, Clients):
-        clients = from_clients(clients)
-    if isinstance(method, str):
-        method = method_named(method)
-    _check_numbers(rounds, dropout, validation, patience, evaluate_every)
-    size = cohort_size(cohort, len(clients))
-    held = torch.zeros(0, dtype=torch.int64)
-    if validation:
-        clients, rows = clients.holdout(validation, seed)
-        held = torch.cat(rows)
-        if not len(held):
-            raise InputError(f"validation: a share of {validation} leaves no client a row to hold out; raise it")
-    where = _device(device)
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
-    data = clients.data
-    scale = data.target_scale
-    setting = Setting(
-        copy.deepcopy(network).to(where),
-        likelihood or LIKELIHOODS[data.kind](),
-        data.x[:1].to(where),
-        frozen,
-        data.prepare,
-        None if scale is None else (scale.mean, scale.std),
-        precision == "bf16",
-    )
-    _try_network(setting, clients)
-    program = method.build(setting)
-    if init is not None:
-        program = program._replace(initial=_initial(program, init, where))
-    store = Store(*_on_device(data, where), clients.train_rows)
-    if program.server_client is not None:
-        server_data = clients.server if server_data is None else server_data
-        if not len(server_data):
-            raise InputError("server_data: this method trains at the server and needs rows there; there are none")
-        store = store._replace(server=server_data)
-    typical = int(clients.sizes.max())
-    made, line = choose(
-        program,
-        store,
-        seed=seed,
-        engine=engine,
-        compile=compile,
-        rounds=rounds,
-        size=typical,
-        cohorts=lambda number: cohort_of(number, clients=len(clients), cohort=size, seed=seed, dropout=dropout)[0],
-    )
-    return Task(
-        program, clients, held, made, line, precision, rounds, size, seed, dropout, patience, evaluate_every, where
-    )
 
 
 def rounds(
@@ -387,75 +251,3 @@ def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run
         last = progress
         journal.append(record)
     return Run(task, last, journal)
-
-
-def _check_numbers(rounds: int, dropout: float, validation: float, patience: int | None, evaluate_every: int) -> None:
-    if not isinstance(rounds, int) or rounds < 0:
-        raise InputError(f"rounds must be a whole number, not {rounds!r}")
-    if not 0 <= dropout < 1:
-        raise InputError(f"dropout (share of a cohort that drops out) must be in [0, 1), not {dropout}")
-    if not 0 <= validation < 1:
-        raise InputError(f"validation (share of each client's rows) must be in [0, 1), not {validation}")
-    if patience is not None and (patience < 1 or not validation):
-        raise InputError("patience: early stopping needs patience >= 1 and a validation share, such as validation=0.1")
-    if evaluate_every < 1:
-        raise InputError(f"evaluate_every must be at least 1, not {evaluate_every}")
-
-
-_PLACED: WeakKeyDictionary[Dataset, dict[torch.device, tuple[Tensor, Tensor]]] = WeakKeyDictionary()
-
-
-def _on_device(data: Dataset, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Training inputs and targets on a device, held there once for all runs on the same data."""
-    placed = _PLACED.setdefault(data, {})
-    if device not in placed:
-        placed[device] = data.x.to(device), data.y.to(device)
-    return placed[device]
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"device {name!r} is not one that PyTorch knows; use cpu, cuda or cuda:1") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("device cuda: PyTorch sees no CUDA device here; use --device cpu")
-    return device
-
-
-def _try_network(setting: Setting, clients: Clients) -> None:
-    """One batch through the network, so that a wrong shape is a clear message and not a failure in round 1."""
-    data = clients.data
-    x = in_precision_of(setting.network, data.prepare(setting.x)).expand(2, *setting.x.shape[1:])
-    modes = {layer: layer.training for layer in setting.network.modules()}
-    try:
-        with torch.no_grad():
-            output = setting.network.eval()(x)
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        first = str(error).splitlines()[0]
-        raise InputError(f"the network can't take inputs of shape {list(data.shape)} ({x.dtype}): {first}") from error
-    finally:
-        for layer, mode in modes.items():
-            layer.training = mode
-    needed = data.classes * setting.likelihood.width
-    if not isinstance(output, Tensor) or tuple(output.shape) != (2, needed):
-        got = list(output.shape)[1:] if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(f"the network gives {got} for each input; {data.name} ({data.kind}) needs [{needed}]")
-
-
-def _initial(program: Program, init: Mapping[str, Posterior], device: torch.device) -> Parts:
-    parts = dict(program.initial)
-    for part, q in init.items():
-        if part not in parts:
-            raise unknown("part of init", part, parts)
-        ours = parts[part]
-        if type(q) is not type(ours) or q.mean.shape != ours.mean.shape:
-            raise InputError(
-                f"init: part {part!r} must be a {type(ours).__name__} over {ours.mean.shape[-1]} weights, "
-                f"not a {type(q).__name__} over {q.mean.shape[-1]}; is it of another network?"
-            )
-        if q.layout is not None and ours.layout is not None and q.layout.fingerprint != ours.layout.fingerprint:
-            raise InputError(f"init: part {part!r} was made for another network (layouts differ)")
-        check(q, f"init: part {part!r}")
-        parts[part] = map_tensors(q, lambda t: t.to(device))
-    return parts

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedbayes.clients.client import Phase
 
 SOURCE = Path(__file__).with_name("rowwise.c")
-# Sums in any order, but what is not finite stays so: a client that diverges must be seen. Not -ffast-math, whose start-up
+# Sums in any order, but what is not finite stays so: a client that diverges must be seen. Not -ffast-math: its start-up
 # code would flush subnormal numbers to zero for the whole process that loads the library.
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-shared", "-fPIC")
 
