@@ -72,10 +72,10 @@ def partitions() -> None:
 
 @app.command()
 def datasets() -> None:
-    """Data sets, what they hold, and where each would come from."""
-    from fedbayes.data.catalogue import listing
+    """Data sets, what they hold, where each would come from, and whether it is here."""
+    from fedbayes.data.show import listing_table
 
-    _list((row.name, f"{row.about}; {row.train} + {row.test} rows; {row.source}") for row in listing())
+    out.print(listing_table())
 
 
 @data_app.command("show")

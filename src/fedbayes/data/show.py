@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from fedbayes.data.catalogue import listing
@@ -71,9 +72,11 @@ def label_table(clients: Clients, *, first: int = 20) -> Table:
 
 def listing_table() -> Table:
     """The catalogue: name, sizes, classes, where a set would come from and whether it is there."""
-    table = Table("name", "train", "test", "classes", "what", "from", "here", title="data sets")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in ("name", "train", "test", "classes", "here", "what", "from"):
+        table.add_column(name, no_wrap=name not in ("what", "from"), overflow="fold")
     for row in listing():
         sizes = [f"{n:,}".replace(",", " ") if n else "-" for n in (row.train, row.test)]
         classes = "real" if row.kind == "real" else str(row.classes)
-        table.add_row(row.name, *sizes, classes, row.about, row.source, "yes" if row.present else "no")
+        table.add_row(row.name, *sizes, classes, "yes" if row.present else "no", row.about, row.source)
     return table
