@@ -69,7 +69,6 @@ def test_resuming_a_finished_run_says_so(home):
         ("weightings", "discrepancy"),
         ("networks", "mlp"),
         ("partitions", "dirichlet_own"),
-        ("datasets", "diabetes"),
         ("experiments", "quickstart"),
     ],
 )
@@ -77,6 +76,12 @@ def test_lists_have_a_name_and_a_sentence_a_line(command, word):
     lines = call(command).splitlines()
     assert any(line.startswith(word) for line in lines)
     assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_data_sets_are_listed_with_sizes_kinds_and_presence():
+    rows = [line.split() for line in call("datasets").splitlines()]
+    assert ["digits", "1", "442", "355", "10", "yes"] in [row[:6] for row in rows]
+    assert ["diabetes", "354", "88", "real", "yes"] in [row[:5] for row in rows]
 
 
 def test_data_show_tells_who_holds_what():
