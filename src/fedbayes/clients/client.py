@@ -34,6 +34,17 @@ class Info(NamedTuple):
     batches: tuple[Tensor, ...]  # steps in an epoch, for each phase
 
 
+class Learner(NamedTuple):
+    """The state of a client that descends gradients: trainable vectors, buffers, its optimiser's state, and sums of
+    the training loss and of steps."""
+
+    vectors: dict[str, Tensor]
+    static: dict[str, Tensor]
+    optimiser: Any
+    loss: Tensor
+    steps: Tensor
+
+
 class Upload(NamedTuple):
     """What a client sends (parts), what it keeps (own), and numbers to report (metrics, averaged over clients)."""
 

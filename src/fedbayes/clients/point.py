@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Rowwise, Upload, falling_rate
+from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Rowwise, Upload, falling_rate
 from fedbayes.gradient import gradients
 from fedbayes.model import STATIC, Model
 from fedbayes.noise import Tape
 from fedbayes.optimisers import Optimiser
 from fedbayes.posterior import LOG_2PI, Parts, Point
-
-
-class State(NamedTuple):
-    """Trainable vectors and buffers by part, the optimiser's state, and sums for the mean training loss."""
-
-    vectors: dict[str, Tensor]
-    static: dict[str, Tensor]
-    optimiser: Any
-    loss: Tensor
-    steps: Tensor
 
 
 def point(
@@ -45,11 +35,11 @@ def point(
     of x + option adversarial * sign(d loss / d x), half each (Lakshminarayanan et al., 2017).
     """
 
-    def start(own: Own, info: Info) -> State:
+    def start(own: Own, info: Info) -> Learner:
         vectors = {part: info.broadcast[part].mean for part in model.layouts}
         static = {part: vectors.pop(part) for part in STATIC if part in vectors}
         zero = torch.zeros((), device=next(iter(vectors.values())).device)
-        return State(vectors, static, optimiser.init(vectors), zero, zero)
+        return Learner(vectors, static, optimiser.init(vectors), zero, zero)
 
     def loss(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, tape: Tape) -> Any:
         weights = model.weights({**vectors, **static})
@@ -57,13 +47,13 @@ def point(
         nll = model.nll(output, b.y, b.mask, weights)
         return nll, (static, nll.detach())
 
-    def uphill(state: State, b: Batch, tape: Tape) -> Tensor:
+    def uphill(state: Learner, b: Batch, tape: Tape) -> Tensor:
         def of_input(inputs: dict[str, Tensor]) -> Any:
             return loss(state.vectors, state.static, b._replace(x=inputs["x"]), tape)
 
         return gradients(of_input, {"x": b.x})[0]["x"]
 
-    def step(state: State, b: Batch, tape: Tape, info: Info) -> State:
+    def step(state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
         slopes, (static, nll) = gradients(loss, state.vectors, state.static, b, tape)
         if adversarial:
             worse = b._replace(x=b.x + info.options["adversarial"] * uphill(state, b, tape).sign())
@@ -78,9 +68,9 @@ def point(
             slopes = clipped(slopes, info.options["clip"])
         rate = falling_rate(b, info, epochs) if falling else info.options["lr"]
         moved, vectors = optimiser.update(state.optimiser, state.vectors, slopes, rate)
-        return State(vectors, static, moved, state.loss + nll, state.steps + 1)
+        return Learner(vectors, static, moved, state.loss + nll, state.steps + 1)
 
-    def finish(state: State, info: Info) -> Upload:
+    def finish(state: Learner, info: Info) -> Upload:
         parts: Parts = {part: Point(v, model.layouts[part]) for part, v in {**state.vectors, **state.static}.items()}
         return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1)})
 

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload, falling_rate
+from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
 from fedbayes.gradient import gradients
 from fedbayes.model import STATIC, Model
 from fedbayes.networks.estimators import Plan, forward
 from fedbayes.noise import Tape
 from fedbayes.optimisers import Optimiser
 from fedbayes.posterior import Gaussian, Parts, Point, softplus_and_slope, softplus_inverse
-
-
-class State(NamedTuple):
-    """mean, rho and point parts; buffers; the optimiser's state; sums for the mean training loss."""
-
-    vectors: dict[str, Tensor]
-    static: dict[str, Tensor]
-    optimiser: Any
-    loss: Tensor
-    steps: Tensor
-
 
 Vectors = dict[str, Tensor]
 
@@ -76,14 +65,14 @@ def variational(
             return q
         return Gaussian(torch.zeros_like(q.mean), info.options["prior_scale"].expand_as(q.mean))
 
-    def start(own: Own, info: Info) -> State:
+    def start(own: Own, info: Info) -> Learner:
         q = info.broadcast["model"]
         assert isinstance(q, Gaussian)
         vectors = {"mean": q.mean, "rho": softplus_inverse(q.scale)}
         vectors |= {part: info.broadcast[part].mean for part in points}
         static = {part: info.broadcast[part].mean for part in STATIC if part in model.layouts}
         zero = q.mean.new_zeros(())
-        return State(vectors, static, optimiser.init(vectors), zero, zero)
+        return Learner(vectors, static, optimiser.init(vectors), zero, zero)
 
     def draw(vectors: Vectors, static: Vectors, b: Batch, tape: Tape) -> Any:
         others = model.weights({**{p: vectors[p] for p in points}, **static})
@@ -105,7 +94,7 @@ def variational(
         static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
         return nlls.mean(), (static, nlls.detach().mean())
 
-    def step(state: State, b: Batch, tape: Tape, info: Info) -> State:
+    def step(state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
         mean, rho = state.vectors["mean"], state.vectors["rho"]
         scale, slope = softplus_and_slope(rho)
         vectors = {"mean": mean, "scale": scale, **{part: state.vectors[part] for part in points}}
@@ -118,9 +107,9 @@ def variational(
         slopes["rho"] = (g["scale"] + weight * (scale * precision - scale.reciprocal())) * slope
         rate = falling_rate(b, info, epochs) if falling else info.options["lr"]
         moved, after = optimiser.update(state.optimiser, state.vectors, slopes, rate)
-        return State(after, static, moved, state.loss + nll, state.steps + 1)
+        return Learner(after, static, moved, state.loss + nll, state.steps + 1)
 
-    def finish(state: State, info: Info) -> Upload:
+    def finish(state: Learner, info: Info) -> Upload:
         v = state.vectors
         q = Gaussian(v["mean"], softplus_and_slope(v["rho"])[0], model.layouts["model"])
         parts: Parts = {"model": q}
