@@ -312,7 +312,3 @@ def _call(make: Callable[..., Method], options: dict[str, Any]) -> Method:
         if name not in known:
             raise unknown(f"option of {make.__name__}", name, known)
     return make(**options)
-
-
-def _given(scope: dict[str, Any]) -> dict[str, Any]:
-    return dict(scope)

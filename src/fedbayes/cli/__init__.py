@@ -23,8 +23,6 @@ __all__ = ["app", "lists", "main", "published", "train", "use"]
 
 def main() -> None:
     """Run the command line: input errors are one line and exit code 2, Ctrl-C is 130."""
-    # Waiting threads that spin collapse beside any other busy process.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     debug = "--debug" in sys.argv
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     try:
