@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from fedbayes.federation import (
     FederationState,
     Order,
     Program,
+    at_home,
     begin,
     cohort_of,
     cohort_size,
@@ -26,6 +28,8 @@ from fedbayes.federation import (
 )
 from fedbayes.methods import Method, Setting, method_named
 from fedbayes.model import LIKELIHOODS, Likelihood, in_precision_of
+from fedbayes.noise import address
+from fedbayes.personal import personal_of
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
 
 
@@ -62,6 +66,10 @@ class Task:
     patience: int | None
     evaluate_every: int
     device: torch.device
+    personal_every: int = 0  # rounds between evaluations of the personal models; 0: none
+    personal: Any = None  # the engine that makes them
+    target_loss: float | None = None  # stop when the training loss is as low
+    target_accuracy: float | None = None  # stop when the accuracy on the test set is as high
 
     def begin(self) -> Progress:
         return Progress(begin(self.program))
@@ -99,6 +107,9 @@ def prepare(
     validation: float = 0.0,
     patience: int | None = None,
     evaluate_every: int = 1,
+    personal_every: int = 0,
+    target_loss: float | None = None,
+    target_accuracy: float | None = None,
     server_data: Tensor | None = None,
     init: Mapping[str, Posterior] | None = None,
 ) -> Task:
@@ -108,6 +119,7 @@ def prepare(
     if isinstance(method, str):
         method = method_named(method)
     _check_numbers(rounds, dropout, validation, patience, evaluate_every)
+    _check_stopping(personal_every, target_loss, target_accuracy)
     size = cohort_size(cohort, len(clients))
     held = torch.zeros(0, dtype=torch.int64)
     if validation:
@@ -150,8 +162,27 @@ def prepare(
         size=typical,
         cohorts=lambda number: cohort_of(number, clients=len(clients), cohort=size, seed=seed, dropout=dropout)[0],
     )
+    if not program.whole and validation:
+        raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
+    program = program._replace(personal=personal_of(program))
     return Task(
-        program, clients, held, made, line, precision, rounds, size, seed, dropout, patience, evaluate_every, where
+        program,
+        clients,
+        held,
+        made,
+        line,
+        precision,
+        rounds,
+        size,
+        seed,
+        dropout,
+        patience,
+        evaluate_every,
+        where,
+        personal_every,
+        made.beside(at_home(program), address(seed, "personal")),
+        target_loss,
+        target_accuracy,
     )
 
 
@@ -166,6 +197,15 @@ def _check_numbers(rounds: int, dropout: float, validation: float, patience: int
         raise InputError("patience: early stopping needs patience >= 1 and a validation share, such as validation=0.1")
     if evaluate_every < 1:
         raise InputError(f"evaluate_every must be at least 1, not {evaluate_every}")
+
+
+def _check_stopping(personal_every: int, target_loss: float | None, target_accuracy: float | None) -> None:
+    if not isinstance(personal_every, int) or personal_every < 0:
+        raise InputError(f"personal_every must be a whole number of rounds, or 0 for never, not {personal_every!r}")
+    if target_accuracy is not None and not 0 < target_accuracy <= 1:
+        raise InputError(f"target_accuracy is a share in (0, 1], not {target_accuracy}")
+    if target_loss is not None and not math.isfinite(target_loss):
+        raise InputError(f"target_loss must be a finite number, not {target_loss}")
 
 
 _PLACED: WeakKeyDictionary[Dataset, dict[torch.device, tuple[Tensor, Tensor]]] = WeakKeyDictionary()

@@ -44,6 +44,9 @@ class Experiment:
     validation: float = 0.0
     patience: int | None = None
     evaluate_every: int = 1
+    personal_every: int = 0  # rounds between evaluations of the clients' personal models; 0: none
+    target_loss: float | None = None
+    target_accuracy: float | None = None
     checkpoint_every: int | None = None  # rounds; by default every two seconds
     data_options: Table = field(default_factory=dict)
     network_options: Table = field(default_factory=dict)
@@ -106,6 +109,9 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "validation": SHARE,
     "patience": AT_LEAST_1,
     "evaluate_every": AT_LEAST_1,
+    "personal_every": ("a whole number of rounds, 0 for never", _whole(0)),
+    "target_loss": ("a number", _number),
+    "target_accuracy": ("a share in (0, 1]", lambda v: _number(v) and 0 < v <= 1),
     "checkpoint_every": AT_LEAST_1,
     "data_options": TABLE,
     "network_options": TABLE,
