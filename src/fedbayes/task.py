@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.data import Clients, Dataset, from_clients
+from fedbayes.data.augment import AUGMENTATIONS
 from fedbayes.engine.choice import PRECISIONS, choose
 from fedbayes.engine.loop import Store
 from fedbayes.errors import InputError, unknown
@@ -27,7 +28,7 @@ from fedbayes.federation import (
     open_round,
 )
 from fedbayes.methods import Method, Setting, method_named
-from fedbayes.model import LIKELIHOODS, Likelihood, in_precision_of
+from fedbayes.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
 from fedbayes.noise import address
 from fedbayes.personal import personal_of
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
@@ -103,6 +104,7 @@ def prepare(
     precision: str = "float32",
     likelihood: Likelihood | None = None,
     frozen: tuple[str, ...] = (),
+    augment: str | None = None,
     dropout: float = 0.0,
     validation: float = 0.0,
     patience: int | None = None,
@@ -140,6 +142,7 @@ def prepare(
         data.prepare,
         None if scale is None else (scale.mean, scale.std),
         precision == "bf16",
+        _augmentation(augment, data),
     )
     _try_network(setting, clients)
     program = method.build(setting)
@@ -184,6 +187,16 @@ def prepare(
         target_loss,
         target_accuracy,
     )
+
+
+def _augmentation(name: str | None, data: Dataset) -> Augment | None:
+    if name is None:
+        return None
+    if name not in AUGMENTATIONS:
+        raise unknown("augment", name, AUGMENTATIONS)
+    if len(data.shape) != 3:
+        raise InputError(f"augment: {name} is for images [C, H, W]; {data.name} has inputs {list(data.shape)}")
+    return AUGMENTATIONS[name]
 
 
 def _check_numbers(rounds: int, dropout: float, validation: float, patience: int | None, evaluate_every: int) -> None:

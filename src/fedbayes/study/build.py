@@ -49,6 +49,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             precision=x.precision,
             likelihood=likelihood,
             frozen=x.frozen,
+            augment=x.augment,
             dropout=x.dropout,
             validation=x.validation,
             patience=x.patience,

@@ -40,6 +40,7 @@ class Experiment:
     precision: str = "float32"
     likelihood: str | None = None
     frozen: tuple[str, ...] = ()
+    augment: str | None = None  # of training images: crop_flip
     dropout: float = 0.0
     validation: float = 0.0
     patience: int | None = None
@@ -105,6 +106,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "precision": TEXT,
     "likelihood": TEXT,
     "frozen": NAMES,
+    "augment": TEXT,
     "dropout": SHARE,
     "validation": SHARE,
     "patience": AT_LEAST_1,
