@@ -66,10 +66,15 @@ def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) 
     drawn = {}
     for name, q in parts.items():
         if isinstance(q, Gaussian):
-            drawn[name] = q.at(_normals(draws, q.mean.shape[-1], q.mean.device, (*place, name)).to(q.mean.dtype))
+            size = draws * q.mean.shape[-1]
+            normals = _normals if size <= KEPT else _normals.__wrapped__
+            drawn[name] = q.at(normals(draws, q.mean.shape[-1], q.mean.device, (*place, name)).to(q.mean.dtype))
         else:
             drawn[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
     return drawn
+
+
+KEPT = 2**24  # normals of one address are kept for the next prediction up to this many
 
 
 @lru_cache(maxsize=4)
