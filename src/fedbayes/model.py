@@ -19,6 +19,7 @@ from fedbayes.posterior import LOG_2PI
 from fedbayes.takeover import Handler, Takeover, training_handlers
 
 Weights = Mapping[str, Tensor]
+Augment = Callable[[Tensor, Tape], Tensor]  # a batch as stored, changed at random
 
 
 class Likelihood(NamedTuple):
@@ -133,6 +134,7 @@ class Model:
     dtype: torch.dtype  # of its weights
     bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
     recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
+    augment: Augment | None = None  # what training sees of stored inputs
 
     @classmethod
     def of(
@@ -145,6 +147,7 @@ class Model:
         prepare: Callable[[Tensor], Tensor] | None = None,
         units: tuple[Tensor, Tensor] | None = None,
         bfloat16: bool = False,
+        augment: Augment | None = None,
     ) -> Model:
         """Cut the trainable weights into parts by pattern; each weight goes to the first part that matches it.
 
@@ -176,7 +179,18 @@ class Model:
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
         dtype = next(p.dtype for p in module.parameters())
         return cls(
-            module, still, dropping, likelihood, layouts, unusual, prepare or to_float, units, dtype, bfloat16, recast
+            module,
+            still,
+            dropping,
+            likelihood,
+            layouts,
+            unusual,
+            prepare or to_float,
+            units,
+            dtype,
+            bfloat16,
+            recast,
+            augment,
         )
 
     @property
@@ -220,6 +234,8 @@ class Model:
         handlers: Mapping[Any, Handler] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
+        if self.augment is not None:
+            x = self.augment(x, tape)
         taken = {**training_handlers(tape, mask), **(handlers or {})} if self.unusual else (handlers or {})
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in STATIC if part in self.layouts for n in self.layouts[part].names]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.data import Clients, Dataset, from_clients
+from fedbayes.data.augment import AUGMENTS
 from fedbayes.engine.choice import PRECISIONS, choose
 from fedbayes.engine.loop import Store
 from fedbayes.errors import InputError, unknown
@@ -25,7 +26,7 @@ from fedbayes.federation import (
     open_round,
 )
 from fedbayes.methods import Method, Setting, method_named
-from fedbayes.model import LIKELIHOODS, Likelihood, in_precision_of
+from fedbayes.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
 
 
@@ -101,6 +102,7 @@ def prepare(
     evaluate_every: int = 1,
     server_data: Tensor | None = None,
     init: Mapping[str, Posterior] | None = None,
+    augment: str | None = None,
 ) -> Task:
     """Check everything that can be checked before the first round, and bind the method to the network and the data."""
     if not isinstance(clients, Clients):
@@ -128,6 +130,7 @@ def prepare(
         data.prepare,
         None if scale is None else (scale.mean, scale.std),
         precision == "bf16",
+        None if augment is None else _augment(augment, data),
     )
     _try_network(setting, clients)
     program = method.build(setting)
@@ -153,6 +156,17 @@ def prepare(
     return Task(
         program, clients, held, made, line, precision, rounds, size, seed, dropout, patience, evaluate_every, where
     )
+
+
+def _augment(name: str, data: Dataset) -> Augment:
+    """A named augmentation that reads its normals from the step's tape."""
+    if name not in AUGMENTS:
+        raise unknown("augment", name, AUGMENTS)
+    if len(data.shape) != 3:
+        raise InputError(f"augment: {name} is for images [C, H, W], {data.name} has inputs {list(data.shape)}")
+    normals, apply = AUGMENTS[name]
+    like = torch.zeros(0)
+    return lambda x, tape: apply(x, tape(like.to(x.device), (len(x), normals)))
 
 
 def _check_numbers(rounds: int, dropout: float, validation: float, patience: int | None, evaluate_every: int) -> None:

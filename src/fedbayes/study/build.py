@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fedbayes.data.partition import PARTITIONS
 from fedbayes.errors import InputError, unknown
 from fedbayes.methods import METHODS, Method, method_named, option_names
 from fedbayes.model import LIKELIHOODS, Likelihood
+from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import address
 from fedbayes.study.experiment import Experiment
@@ -53,6 +55,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             validation=x.validation,
             patience=x.patience,
             evaluate_every=x.evaluate_every,
+            augment=x.augment,
         )
 
 
@@ -114,8 +117,17 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
     """The experiment's network with weights that depend on the seed alone.
 
     The user's own object is a module, or is called with the shape of an input and the number of outputs, or with
-    nothing where it takes no such arguments.
+    nothing where it takes no such arguments. Option `dropout` is a rate of dropout after every linear map and
+    convolution, save the layers that match `undropped`.
     """
+    given = {k: v for k, v in x.network_options.items() if k in ("dropout", "undropped")}
+    if given and not _takes_dropout(x.network):
+        if "dropout" not in given:
+            raise InputError("network: undropped spares layers from dropout, but none is given; set dropout = 0.2")
+        options = {k: v for k, v in x.network_options.items() if k not in given}
+        with naming("network"):
+            plain = network_of(replace(x, network_options=options), data)
+            return with_dropout(plain, given["dropout"], but=given.get("undropped", ()))
     with naming("network"):
         if ":" not in x.network:
             return network_named(x.network, data.shape, data.classes, seed=x.seed, **x.network_options)
@@ -129,6 +141,12 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise InputError(f"network {x.network} gave a {type(network).__name__}; it must give a torch.nn.Module")
     return network
+
+
+def _takes_dropout(network: str) -> bool:
+    """Whether the user's own function has an option `dropout` of its own."""
+    made = imported(network, "network") if ":" in network else None
+    return callable(made) and not isinstance(made, nn.Module) and "dropout" in {p.name for p in _parameters(made)}
 
 
 def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:

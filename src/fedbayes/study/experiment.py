@@ -44,6 +44,7 @@ class Experiment:
     validation: float = 0.0
     patience: int | None = None
     evaluate_every: int = 1
+    augment: str | None = None
     checkpoint_every: int | None = None  # rounds; by default every two seconds
     data_options: Table = field(default_factory=dict)
     network_options: Table = field(default_factory=dict)
@@ -106,6 +107,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "validation": SHARE,
     "patience": AT_LEAST_1,
     "evaluate_every": AT_LEAST_1,
+    "augment": TEXT,
     "checkpoint_every": AT_LEAST_1,
     "data_options": TABLE,
     "network_options": TABLE,
