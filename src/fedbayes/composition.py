@@ -50,6 +50,7 @@ class Method:
 # Each option's requirement, in words and as a test; one table for all methods.
 REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "lr": ("positive", lambda v: v > 0),
+    "global_lr": ("positive", lambda v: v > 0),
     "epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "train_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),

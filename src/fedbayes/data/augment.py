@@ -32,8 +32,7 @@ def crop_flip(x: Tensor, noise: Tensor, *, pad: int = 4) -> Tensor:
     return x * inside.unsqueeze(-3).to(x.dtype)
 
 
-# By name: how many normals an image needs, and what is made of a batch and its normals.
-AUGMENTS: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {"crop_flip": (CROP_FLIP_NORMALS, crop_flip)}
+AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"crop_flip": crop_flip}
 
 
 def _within(index: Tensor, size: int) -> Tensor:
