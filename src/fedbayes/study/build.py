@@ -23,8 +23,9 @@ from fedbayes.model import LIKELIHOODS, Likelihood
 from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import address
+from fedbayes.study.central import at_server, centralised
 from fedbayes.study.experiment import Experiment
-from fedbayes.training import Task, prepare
+from fedbayes.training import Task, prepare, pretrained
 
 
 def build(experiment: Experiment, *, network: nn.Module | None = None, clients: Clients | None = None) -> Task:
@@ -38,7 +39,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
         network = network_of(x, clients.data)
     likelihood = likelihood_of(x, clients.data)
     with naming("experiment"):
-        return prepare(
+        task = prepare(
             network,
             clients,
             method=method,
@@ -59,7 +60,19 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             personal_every=x.personal_every,
             target_loss=x.target_loss,
             target_accuracy=x.target_accuracy,
+            monitor=x.monitor,
         )
+    if not x.pretrain:
+        return task
+    with naming("pretrain"):
+        first = build(at_server(x, method), network=network, clients=clients.at_server())
+    return replace(task, before=lambda: pretrained(first))
+
+
+def without_federation(x: Experiment) -> Experiment:
+    """The experiment trained in one place, on the rows of all its clients."""
+    with naming("options"):
+        return centralised(x, {method: method_of(x.only(method)) for method in x.all_methods})
 
 
 def check_tables(x: Experiment) -> None:
@@ -106,14 +119,15 @@ def clients_of(x: Experiment, data: Any = None) -> Clients:
     if isinstance(data, list):
         data = from_clients(data)
     if isinstance(data, Clients):
-        return data
+        return data.pooled() if x.central else data
     if not isinstance(data, Dataset):
         raise InputError(f"data {x.data} gave a {type(data).__name__}; it must give a Dataset or Clients")
     if x.partition not in PARTITIONS:
         raise unknown("partition", x.partition, PARTITIONS)
     with naming("partition"):
         partition = _call(PARTITIONS[x.partition], x.partition_options, f"partition {x.partition}")
-        return data.split(partition, clients=x.clients, seed=x.seed, test_per_client=x.test_per_client)
+        made = data.split(partition, clients=x.clients, seed=x.seed, test_per_client=x.test_per_client)
+        return made.pooled() if x.central else made
 
 
 def network_of(x: Experiment, data: Dataset) -> nn.Module:
