@@ -17,6 +17,7 @@ from fedbayes.layout import Layout, matches
 from fedbayes.noise import Tape
 from fedbayes.posterior import LOG_2PI
 from fedbayes.takeover import Handler, Takeover, training_handlers
+from fedbayes.twins import of_this_thread, twin
 
 Weights = Mapping[str, Tensor]
 Augment = Callable[[Tensor, Tensor], Tensor]  # stored inputs [B, ...] and three standard normals for each
@@ -45,11 +46,13 @@ def categorical() -> Likelihood:
         probs = output.softmax(-1)
         return probs, probs - probs.square()
 
-    def log_prob(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
-        # Not F.cross_entropy: under vmap its gather and its backward cost several times as much.
-        return output.log_softmax(-1).gather(-1, target[..., None]).squeeze(-1)
+    return Likelihood("classes", log_prob_of_classes, moments)
 
-    return Likelihood("classes", log_prob, moments)
+
+def log_prob_of_classes(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
+    """Log-probabilities [B] of the target classes under logits [B, C]."""
+    # Not F.cross_entropy: under vmap its gather and its backward cost several times as much.
+    return output.log_softmax(-1).gather(-1, target[..., None]).squeeze(-1)
 
 
 def bernoulli() -> Likelihood:
@@ -173,7 +176,7 @@ class Model:
         if not any(part not in STATIC for part in layouts):
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
         module = copy.deepcopy(module).requires_grad_(False).train()
-        still, dropping = _twin(module).eval(), _twin(module).eval()
+        still, dropping = twin(module).eval(), twin(module).eval()
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
@@ -242,7 +245,7 @@ class Model:
             return self._call(self.dropping, weights, x)
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
-        tensors = _of_module(weights)
+        tensors, module = _of_module(weights), of_this_thread(module)
         if not self.bfloat16:
             return functional_call(module, tensors, (self.inputs(x),))
         with torch.autocast(x.device.type, torch.bfloat16):
@@ -303,11 +306,6 @@ def points_by_default(module: nn.Module, likelihood: Likelihood) -> list[str]:
         for name, _ in layer.named_parameters(recurse=False)
     ]
     return names + [f"likelihood.{name}" for name in likelihood.parameters]
-
-
-def _twin(module: nn.Module) -> nn.Module:
-    """A copy that shares the tensors."""
-    return copy.deepcopy(module, {id(t): t for t in [*module.parameters(), *module.buffers()]})
 
 
 def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:

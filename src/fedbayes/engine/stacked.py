@@ -7,6 +7,7 @@ that fit in memory. Costs the steps of the longest client of each chunk, memory 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedbayes.clients.client import Batch, Info, Own, Upload
 from fedbayes.engine.batches import Schedule, schedule, steps_in_epoch
 from fedbayes.engine.loop import LEFT_OUT, Loop, OwnState, Store
-from fedbayes.engine.steps import Clients, Steps, Table, Work
+from fedbayes.engine.steps import BY_HAND, Clients, Steps, Table, Work
+from fedbayes.engine.workers import share, side_by_side, threads
 from fedbayes.federation import Contribution, Order, Outcome, Program, Terms, add_terms, contribute
 from fedbayes.noise import Tape, address, normals, seeded
 
@@ -49,6 +51,7 @@ class Stacked:
         chunk: int | None = None,
         steps: Steps | None = None,
         cohorts: Callable[[int], Sequence[int]] | None = None,
+        workers: int = 0,
     ) -> None:
         self.program = program
         self.store = store
@@ -56,6 +59,7 @@ class Stacked:
         self.chunk = chunk or default_chunk(program, store)
         self.steps = steps or Steps()
         self.cohorts = cohorts  # who takes part in a round to come; lets a device work while the host prepares it
+        self.workers = workers  # most chunks side by side, with one of PyTorch's threads each; 0: one, with all of them
         self.notes: list[str] = []
         self._ahead: dict[tuple[int, int, int], Schedule] = {}
         self._width = 0  # seats of a compiled program
@@ -107,7 +111,7 @@ class Stacked:
 
     def beside(self, program: Program, seed: int) -> Stacked:
         """An engine for another program on the same data, with noise of its own; what is compiled is shared."""
-        return Stacked(program, self.store, seed=seed, chunk=self.chunk, steps=self.steps)
+        return Stacked(program, self.store, seed=seed, chunk=self.chunk, steps=self.steps, workers=self.workers)
 
     def server(self, *args: Any) -> Upload:
         """The server's own training: a cohort of one."""
@@ -133,13 +137,39 @@ def train_together(
     Network, method and data store are the same for all; seeds, splits and scalar options may differ.
     """
     found: list[list[Outcome]] = [[] for _ in engines]
-    for number, seats in enumerate(_chunks(engines, orders)):
-        for member, outcome in _run_chunk(engines, orders, owns, seats, number):
+    chunks = list(_chunks(engines, orders))
+    for seats, outcomes in zip(chunks, _run_chunks(engines, orders, owns, chunks)):
+        for member, outcome in outcomes:
             found[member].append(outcome)
         for seat in seats:
             if not seat.ghost:
                 after()
     return [_merge(engines[0].program, outcomes) for outcomes in found]
+
+
+def _run_chunks(
+    engines: Sequence[Stacked], orders: Sequence[Order], owns: Sequence[OwnState], chunks: list[list[Seat]]
+) -> Iterator[list[tuple[int, Outcome]]]:
+    """What the members bring from each chunk, in order, the chunks one after another or side by side.
+
+    The first chunk of a run goes ahead alone: it compiles, and counts the normals that a step reads.
+    """
+    lead = engines[0]
+
+    def run(number: int) -> list[tuple[int, Outcome]]:
+        return _run_chunk(engines, orders, owns, chunks[number], number)
+
+    numbers = range(len(chunks))
+    if lead.workers == 0:
+        yield from map(run, numbers)
+        return
+    workers, each = share(len(chunks), lead.workers)
+    with threads(each):
+        if workers == 1 or not lead.normals:
+            ahead = numbers if workers == 1 else numbers[:1]
+            numbers = numbers[len(ahead) :]
+            yield from map(run, ahead)
+        yield from side_by_side(run, numbers, workers)
 
 
 def _chunks(engines: Sequence[Stacked], orders: Sequence[Order]) -> Iterator[list[Seat]]:
@@ -152,12 +182,13 @@ def _chunks(engines: Sequence[Stacked], orders: Sequence[Order]) -> Iterator[lis
             seats.append(Seat(m, k, rows, sum(steps_in_epoch(len(rows), p) * p.epochs for p in phases)))
     seats.sort(key=lambda seat: (-seat.length, seat.member, seat.client))
     lead = engines[0]
-    if lead.steps.mode != "eager":
+    if lead.steps.mode not in ("eager", BY_HAND):
         yield from _equal_chunks(lead, seats)
         return
     chunk: list[Seat] = []
     for seat in seats:
-        if chunk and (len(chunk) == lead.chunk or 3 * seat.length < 2 * chunk[0].length):
+        short = 3 * seat.length < 2 * chunk[0].length if chunk and lead.steps.mode != BY_HAND else False
+        if chunk and (len(chunk) == lead.chunk or short):
             yield chunk
             chunk = []
         chunk.append(seat)
@@ -186,7 +217,8 @@ def _run_chunk(
     info = _info(lead.program, orders, seats, several=len(engines) > 1, device=store.x.device)
     kept = [owns[seat.member](seat.client) for seat in seats]
     own = _stack([client.first(orders[s.member].broadcast) if o is None else o for s, o in zip(seats, kept)])
-    with seeded(lead.seed, orders[0].round, number, "torch"):
+    # PyTorch's generator is one for all threads: with workers nothing reads it.
+    with nullcontext() if lead.workers > 1 else seeded(lead.seed, orders[0].round, number, "torch"):
         state = together.over(client.start, (0, together.info))(own, info)
         for place, phase in enumerate(client.phases):
             table = _table(engines, orders, seats, place)
