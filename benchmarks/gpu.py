@@ -25,7 +25,7 @@ def mnist() -> fb.data.Clients:
         data = fb.data.load("mnist")
     except (OSError, ValueError) as error:
         print(f"MNIST is not at hand ({error}); random images instead", flush=True)
-        return federation((1, 28, 28), 100, 600)
+        return federation((1, 28, 28), [600] * 100)
     return data.split(fb.partition.iid(), clients=100, seed=0)
 
 
@@ -56,7 +56,7 @@ def speed_of_mlp(figures: Figures, clients: fb.data.Clients, share: int) -> None
 
 
 def speed_of_cnn(figures: Figures, share: int) -> None:
-    clients = federation((3, 32, 32), 10, 500)
+    clients = federation((3, 32, 32), [500] * 10)
     for what, method, options, draws in (("FedUAB-1", "feduab", {"draws": 1}, 1),):
         plain = eager_round("cnn", draws, clients, DEVICE, share=share, epochs=5)
         task = task_of("cnn", method, options, clients, DEVICE, engine="stacked", compile="graph", precision="tf32")
