@@ -104,6 +104,10 @@ class Stacked:
         cohort = self.cohorts(number) if self.cohorts else ()
         self._ahead = {(number, k, place): self.schedule(number, k, place) for k in cohort for place in places}
 
+    def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
+        """f(inputs), which stays on the device and is asked for again under this key: a graph where the steps are."""
+        return self.steps.carry((id(self.program.model), *key), f, inputs)
+
     def take_notes(self) -> list[str]:
         """Fallbacks taken since this was last asked."""
         notes, self.notes, self.steps.notes = self.notes + self.steps.notes, [], []

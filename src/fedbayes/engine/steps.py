@@ -87,6 +87,9 @@ ROWWISE = "rowwise"  # code of our own for steps on single rows, see rowwise.py;
 BY_HAND = "by hand"  # a backward pass of our own for chains of linear maps, see dense.py; falls back on eager
 
 
+REFUSED = object()  # in place of a graph that could not be made
+
+
 class Steps:
     """Executes the steps of a phase in a mode; where one fails, the next takes over for good and a note says why."""
 
@@ -115,6 +118,22 @@ class Steps:
                 self.notes.append(f"steps run {lower} instead of {self.mode}: {first[:160]}")
                 self.mode = lower
                 self._made.clear()
+
+    def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
+        """f(inputs); in mode "graph" captured at the first call of a key and replayed from then on."""
+        shapes = tuple((t.shape, t.dtype) for t in tree_leaves(inputs))
+        key = ("carry", key, shapes, torch.get_float32_matmul_precision())
+        if self.mode != "graph" or self._made.get(key) is REFUSED:
+            return f(inputs)
+        try:
+            if key not in self._made:
+                self._made[key] = Captured(f, inputs)
+            return self._made[key](inputs)
+        except Exception as error:
+            self._made[key] = REFUSED
+            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            self.notes.append(f"evaluation runs without a graph: {first[:160]}")
+            return f(inputs)
 
     def _run(self, work: Work, state: Any) -> Any:
         x, y = work.store.x, work.store.y
@@ -185,13 +204,11 @@ class Graph:
             _copy(self.state, now)
             self.at += times
 
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):
-                self.at.zero_()
-                advance(1)
-        torch.cuda.current_stream().wait_stream(aside)
+        def warm_up() -> None:
+            self.at.zero_()
+            advance(1)
+
+        _aside(warm_up)
         self.graphs = {}
         for times in {1, min(self.UNROLL, len(work.table.rows))}:
             self.at.zero_()
@@ -210,6 +227,34 @@ class Graph:
         for _ in range(steps % many):
             self.graphs[1].replay()
         return tree_map(torch.clone, self.state)
+
+
+class Captured:
+    """A function of tensors on the device, captured once and replayed for others of the same shapes."""
+
+    def __init__(self, f: Callable[[Any], Any], inputs: Any) -> None:
+        self.f = f  # what it refers to must outlive the graph
+        self.inputs = tree_map(torch.clone, inputs)
+        _aside(lambda: f(self.inputs))
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = f(self.inputs)
+
+    def __call__(self, inputs: Any) -> Any:
+        """f(inputs), a fresh copy."""
+        _copy(self.inputs, inputs)
+        self.graph.replay()
+        return tree_map(torch.clone, self.outputs)
+
+
+def _aside(f: Callable[[], object]) -> None:
+    """Three runs on a stream beside the current one, which a capture must be preceded by."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            f()
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 def _copy(into: Any, values: Any) -> None:
