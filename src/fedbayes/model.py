@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedbayes.convolution import first_convolution
 from fedbayes.layout import Layout, matches
 from fedbayes.noise import Tape
 from fedbayes.posterior import LOG_2PI
@@ -204,11 +205,9 @@ class Model:
         x = self.prepare(x)
         if x.is_floating_point():
             x = x.to(self.dtype)
-        alone = torch._C._functorch.peek_interpreter_stack() is None and not torch.compiler.is_compiling()
         # Convolutions on a CPU are faster with channels last.
-        return (
-            x.contiguous(memory_format=torch.channels_last) if alone and x.dim() == 4 and x.device.type == "cpu" else x
-        )
+        last = _alone() and x.dim() == 4 and x.device.type == "cpu"
+        return x.contiguous(memory_format=torch.channels_last) if last else x
 
     def weights(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Vectors of parts as named tensors."""
@@ -227,6 +226,13 @@ class Model:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
         taken = {**training_handlers(tape, mask), **(handlers or {})} if self.unusual else (handlers or {})
+        if (
+            _alone()
+            and x.device.type == "cpu"
+            and self.convolves
+            and not (torch.backends.mkldnn.enabled or self.bfloat16)
+        ):
+            taken = {F.conv2d: first_convolution, **taken}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in STATIC if part in self.layouts for n in self.layouts[part].names]
         weights = {**weights, **{n: weights[n].clone() for n in names}}
@@ -314,6 +320,11 @@ def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:
     if taken:
         raise ValueError(f"the network has a weight {taken!r}, a name that likelihoods use; rename that attribute")
     return own | {f"likelihood.{n}": p.detach() for n, p in likelihood.parameters.items()}
+
+
+def _alone() -> bool:
+    """Whether nothing is stacked or traced."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _of_module(weights: Weights) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ traced, which for small networks is most of the cost. Equal to the point client'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,20 @@ class Layer(NamedTuple):
     bias: Tensor | None
 
 
+class Group(NamedTuple):
+    """The clients that still have steps to take: vectors [K, P], their gradient, the optimiser's memory, and views."""
+
+    vectors: Tensor
+    slopes: Tensor
+    velocity: Tensor | None
+    layers: list[Layer]
+    gradients: list[Layer]
+
+    @classmethod
+    def of(cls, form: Dense, vectors: Tensor, slopes: Tensor, velocity: Tensor | None) -> Group:
+        return cls(vectors, slopes, velocity, _layers(form, vectors), _layers(form, slopes))
+
+
 def run(phase: Phase, rows: Tensor, live: Tensor | None, x: Tensor, y: Tensor, info: Info, state: Any) -> Any:
     """The state after the steps of a table [steps, clients, 1, B] of rows, clients with more steps first."""
     form = phase.dense
@@ -39,16 +53,17 @@ def run(phase: Phase, rows: Tensor, live: Tensor | None, x: Tensor, y: Tensor, i
     vectors, loss = start.clone(memory_format=torch.contiguous_format), state.loss.clone()
     slopes, velocity = torch.empty_like(vectors), state.optimiser[part].clone() if form.momentum else None
     counts = torch.full(rows.shape[:2], rows.shape[-1]) if live is None else live[:, :, 0].sum(-1)
+    group, centre = Group.of(form, vectors, slopes, velocity), info.broadcast[part].mean
+    full = ((counts == rows.shape[-1]) | (counts == 0)).all(1).tolist()
     for s, working in enumerate(_working(counts)):
+        if working < len(group.vectors):
+            memory = None if velocity is None else velocity[:working]
+            group = Group.of(form, vectors[:working], slopes[:working], memory)
         at = rows[s, :working, 0]
-        flat = at.flatten()
+        flat, mask = at.flatten(), None if live is None or full[s] else live[s, :working, 0]
         inputs = form.inputs(x[flat]).reshape(*at.shape, -1)
-        mask = None if live is None or int(counts[s, :working].min()) == at.shape[1] else live[s, :working, 0]
-        here = slopes[:working]
-        nll = _gradient(form, vectors[:working], here, inputs, y[flat].reshape(*at.shape, *y.shape[1:]), mask)
-        loss[:working] += nll
-        rate = _rate(phase, form, info, s)[:working]
-        _descend(form, vectors[:working], here, None if velocity is None else velocity[:working], rate, info, part)
+        loss[:working] += _gradient(form, group, inputs, y[flat].reshape(*at.shape, *y.shape[1:]), mask)
+        _descend(form, group, _rate(phase, form, info, s)[:working], info.options, centre)
     return state._replace(
         vectors={part: vectors},
         optimiser={part: velocity} if velocity is not None else state.optimiser,
@@ -75,12 +90,12 @@ def _layers(form: Dense, vectors: Tensor) -> list[Layer]:
     return made
 
 
-def _gradient(form: Dense, vectors: Tensor, slopes: Tensor, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean NLL [K] of the live rows; its gradient is written into `slopes`."""
+def _gradient(form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean NLL [K] of the live rows; its gradient is written into the group's slopes."""
     if mask is not None:
         x = x.masked_fill(~mask[..., None], 0)  # a padded row may hold anything, and 0 * inf is nan
-    layers, seen = _layers(form, vectors), [x]
-    for place, layer in enumerate(layers):
+    seen = [x]
+    for place, layer in enumerate(group.layers):
         out = _apply(layer, seen[-1])
         if place < len(form.between):
             seen.append(BETWEEN[form.between[place]][0](out))
@@ -91,7 +106,7 @@ def _gradient(form: Dense, vectors: Tensor, slopes: Tensor, x: Tensor, y: Tensor
         count = mask.sum(1, keepdim=True).to(d.dtype)
         d = d.masked_fill_(~mask[..., None], 0).div_(count[..., None])
         nll = nll.masked_fill(~mask, 0).sum(1) / count[:, 0]
-    for place, (layer, slope) in reversed(list(enumerate(zip(layers, _layers(form, slopes))))):
+    for place, (layer, slope) in reversed(list(enumerate(zip(group.layers, group.gradients)))):
         slope.weight.baddbmm_(d.mT, seen[place], beta=0)
         if slope.bias is not None:
             torch.sum(d, 1, out=slope.bias)
@@ -118,33 +133,27 @@ def _head(form: Dense, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return nll, error.mul_(math.exp(-log))
 
 
-def _option(info: Info, name: str) -> Tensor:
-    """A scalar option as a column, of one row where all clients share it."""
-    return info.options[name].reshape(-1, 1)
-
-
 def _rate(phase: Phase, form: Dense, info: Info, step: int) -> Tensor:
-    rate = _option(info, "lr").expand(len(info.n), 1)
+    rate = info.options["lr"].reshape(-1, 1).expand(len(info.n), 1)
     if not form.falling:
         return rate
     return rate * (1 - torch.tensor(step) / (phase.epochs * info.batches[0][:, None])).to(rate)
 
 
-def _descend(
-    form: Dense, vectors: Tensor, slopes: Tensor, velocity: Tensor | None, rate: Tensor, info: Info, part: str
-) -> None:
+def _descend(form: Dense, group: Group, rate: Tensor, options: Mapping[str, Tensor], centre: Tensor) -> None:
     """One step of gradient descent in place, pulls, clipping and momentum included."""
-    working = len(vectors)
+    vectors, slopes = group.vectors, group.slopes
+
+    def option(name: str) -> Tensor:
+        return options[name].reshape(-1, 1)[: len(vectors)]  # of one row where all clients share it
+
     if "weight_decay" in form.pull:
-        slopes.addcmul_(vectors, _option(info, "weight_decay")[:working])
+        slopes.addcmul_(vectors, option("weight_decay"))
     if "proximal" in form.pull:
-        centre = info.broadcast[part].mean
-        slopes.addcmul_(
-            vectors - (centre[:working] if centre.dim() > 1 else centre), _option(info, "proximal")[:working]
-        )
+        slopes.addcmul_(vectors - (centre[: len(vectors)] if centre.dim() > 1 else centre), option("proximal"))
     if form.clip:
         length = slopes.square().sum(-1, keepdim=True).sqrt()
-        slopes.mul_((_option(info, "clip")[:working] / length.clamp(min=1e-12)).clamp(max=1))
-    if velocity is not None:
-        slopes = velocity.mul_(form.momentum).add_(slopes)
+        slopes.mul_((option("clip") / length.clamp(min=1e-12)).clamp(max=1))
+    if group.velocity is not None:
+        slopes = group.velocity.mul_(form.momentum).add_(slopes)
     vectors.addcmul_(slopes, rate, value=-1)
