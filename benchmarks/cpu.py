@@ -33,7 +33,7 @@ CASES = [
     ("FedUAB-1 CNN", "cnn", "feduab", {"train_draws": 1}, 1, 50),
 ]
 WAYS = (("loop", "loop", "off"), ("auto", "auto", "off"), ("auto, compiled", "auto", "on"))
-SIZES = {"equal": [60] * 10, "unequal": [12 * k for k in range(1, 11)]}  # rows a client; tenfold, and padded batches
+SIZES = {"equal": [60] * 10, "unequal": [9 * k for k in range(1, 11)]}  # rows a client; tenfold, and padded batches
 CHOICES = list(product(("fedavg", "feduab"), SHAPES, SIZES))
 
 
@@ -104,7 +104,7 @@ def choice(figures: Figures, name: str, *way: str) -> None:
         clients = federation(SHAPES[network], SIZES[kind])
         loop, ours = (one_round(case_of(network, method, {}, clients, *w)) for w in (("loop", "off"), way))
         with Others() as others:
-            pairs = [(loop(), ours()) for _ in range(4)][1:]
+            pairs = [(loop(), ours()) for _ in range(3)][1:]
         a, b = (min(times) for times in zip(*pairs))
         row = f"{method} {network}, {kind} clients: {name}, against the loop engine"
         figures.add(row, seconds_an_epoch=b, ratio=a / b, others_busy=others.share)

@@ -141,10 +141,11 @@ class Figures:
         }
         before = json.loads(path.read_text())["rows"] if keep and path.exists() else []
         self.rows: list[dict[str, Any]] = before  # kept until they are measured again
+        self.tag = {"commit": self.head["commit"]} if before else {}
 
     def add(self, what: str, **figures: Any) -> None:
         rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in figures.items()}
-        row = {"what": what, **rounded}
+        row = {"what": what, **rounded, **self.tag}
         places = [i for i, old in enumerate(self.rows) if old["what"] == what]
         self.rows[slice(places[0], places[0] + 1) if places else slice(len(self.rows), None)] = [row]
         print(f"{what:58s}", "  ".join(f"{k} {v}" for k, v in rounded.items()), flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,25 +16,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Own, Upload
 from fedbayes.engine.batches import Schedule, schedule, steps_in_epoch
-from fedbayes.engine.loop import LEFT_OUT, Loop, OwnState, Store
+from fedbayes.engine.loop import Loop, OwnState, Store
+from fedbayes.engine.outcomes import Seat, merge, outcomes
 from fedbayes.engine.steps import BY_HAND, Clients, Steps, Table, Work
 from fedbayes.engine.workers import share, side_by_side, threads
-from fedbayes.federation import Contribution, Order, Outcome, Program, Terms, add_terms, contribute
+from fedbayes.federation import Order, Outcome, Program
 from fedbayes.noise import Tape, address, normals, seeded
 
 # Which fields of Info have an axis of clients: in one federation only what is the client's own, in a sweep all.
 ONE_FEDERATION = Info(broadcast=None, options=None, round=None, n=0, batches=0)  # type: ignore[arg-type]
 SEVERAL = Info(broadcast=0, options=0, round=0, n=0, batches=0)  # type: ignore[arg-type]
-
-
-class Seat(NamedTuple):
-    """One client of one federation (a member of a sweep) in this round."""
-
-    member: int
-    client: int
-    rows: Tensor
-    length: int  # steps in all phases
-    ghost: bool = False  # fills a chunk up to the size that was compiled; takes no step and is not counted
 
 
 class Stacked:
@@ -142,13 +133,13 @@ def train_together(
     """
     found: list[list[Outcome]] = [[] for _ in engines]
     chunks = list(_chunks(engines, orders))
-    for seats, outcomes in zip(chunks, _run_chunks(engines, orders, owns, chunks)):
-        for member, outcome in outcomes:
+    for seats, brought in zip(chunks, _run_chunks(engines, orders, owns, chunks)):
+        for member, outcome in brought:
             found[member].append(outcome)
         for seat in seats:
             if not seat.ghost:
                 after()
-    return [_merge(engines[0].program, outcomes) for outcomes in found]
+    return [merge(engines[0].program, chunks) for chunks in found]
 
 
 def _run_chunks(
@@ -236,7 +227,7 @@ def _run_chunk(
         if store.x.device.type == "cuda":
             for engine, order in zip(engines, orders):
                 engine.look_ahead(order.round + 1)
-        return _outcomes(lead.program, together, seats, uploads, info)
+        return outcomes(lead.program, together, seats, uploads, info)
 
 
 def _stack(trees: Sequence[Own]) -> Own:
@@ -305,64 +296,3 @@ def _noise(
         return torch.stack(made).reshape(steps, len(seats), count)
 
     return drawn
-
-
-def _outcomes(
-    program: Program, together: Clients, seats: list[Seat], uploads: Upload, info: Info
-) -> list[tuple[int, Outcome]]:
-    """The sum of each member's finite terms, and what else its clients brought."""
-    one = torch.ones((), dtype=torch.float64, device=info.n.device) if program.needs_uploads else None
-
-    def term(upload: Upload, info: Info) -> tuple[Terms, Tensor]:
-        return contribute(program, upload, info, one)
-
-    terms, finite = together.over(term, (0, together.info))(uploads, info)
-    fine = finite.tolist()  # the one wait for the device in a chunk
-    metrics = {name: t.tolist() for name, t in uploads.metrics.items()}
-    made = []
-    for member in sorted({seat.member for seat in seats}):
-        mine = [c for c, seat in enumerate(seats) if seat.member == member and not seat.ghost]
-        kept = [c for c in mine if fine[c]]
-        total, gathered = None, []
-        if program.needs_uploads:
-            rows = {c: tree_map(lambda t, c=c: t[c], uploads.parts) for c in kept}
-            gathered = [Contribution(seats[c].client, rows[c], info.n[c]) for c in kept]
-        elif kept:
-            total = _sum(program, terms if len(kept) == len(seats) else tree_map(lambda t, kept=kept: t[kept], terms))
-        made.append(
-            (
-                member,
-                Outcome(
-                    total,
-                    gathered,
-                    {seats[c].client: tree_map(lambda t, c=c: t[c].clone(), uploads.own) for c in kept},
-                    {seats[c].client: LEFT_OUT for c in mine if not fine[c]},
-                    {name: sum(values[c] for c in kept) for name, values in metrics.items()},
-                    len(kept),
-                ),
-            )
-        )
-    return made
-
-
-def _sum(program: Program, terms: Terms) -> Terms:
-    """Add the terms of stacked clients."""
-    return {
-        part: {key: t.amax(0) if key in program.rules[part].maxima else t.sum(0) for key, t in statistics.items()}
-        for part, statistics in terms.items()
-    }
-
-
-def _merge(program: Program, outcomes: list[Outcome]) -> Outcome:
-    """The chunks of one member as one outcome, clients in order."""
-    totals = [o.terms for o in outcomes if o.terms is not None]
-    count = sum(o.counted for o in outcomes)
-    names = {name for o in outcomes for name in o.metrics}
-    return Outcome(
-        add_terms(program, totals) if totals else None,
-        sorted((u for o in outcomes for u in o.uploads), key=lambda u: u.client),
-        dict(sorted((k, own) for o in outcomes for k, own in o.own.items())),
-        dict(sorted((k, why) for o in outcomes for k, why in o.left_out.items())),
-        {name: sum(o.metrics.get(name, 0.0) for o in outcomes) for name in sorted(names)},
-        count,
-    )

@@ -30,8 +30,8 @@ def threads(number: int) -> Iterator[None]:
 def share(items: int, most: int) -> tuple[int, int]:
     """Workers for so many items, at most `most`, and the threads that each gets of those that PyTorch has.
 
-    With at least as many items as threads each gets one, however many there are: the bits of a result do not depend
-    on the machine. With `most` = 1 there is one worker with one thread.
+    With no more threads than items and than `most` each worker gets one, however many there are: the bits of a result
+    do not depend on the machine. With `most` = 1 there is one worker with one thread.
     """
     cores = torch.get_num_threads()
     workers = max(1, min(items, most, cores))
