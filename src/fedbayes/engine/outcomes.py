@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,39 @@ class Seat(NamedTuple):
 
 
 def outcomes(
+    programs: Sequence[Program], together: Clients, seats: list[Seat], uploads: Upload, info: Info
+) -> list[tuple[int, Outcome]]:
+    """Each member's outcome of a chunk; `programs` are those of the members."""
+    made = []
+    for members in _alike(programs):
+        mine = [c for c, seat in enumerate(seats) if seat.member in members]
+        if mine:
+            own = [seats[c] for c in mine]
+            theirs = _only(mine, seats, together, uploads, info)
+            made += _outcomes(programs[members[0]], Clients(len(mine), together.info), own, *theirs)
+    return made
+
+
+def _alike(programs: Sequence[Program]) -> list[list[int]]:
+    """Members whose server adds in the same way, so that their clients encode their terms as one."""
+    groups: dict[Any, list[int]] = {}
+    for member, program in enumerate(programs):
+        rules = tuple((part, id(rule)) for part, rule in sorted(program.rules.items()))
+        groups.setdefault((rules, id(program.weighting), program.needs_uploads), []).append(member)
+    return list(groups.values())
+
+
+def _only(mine: list[int], seats: list[Seat], together: Clients, uploads: Upload, info: Info) -> tuple[Upload, Info]:
+    """The uploads and infos of some clients of a chunk."""
+    if len(mine) == len(seats):
+        return uploads, info
+    taken = Info(
+        *(tree_map(lambda t: t[mine], a) if axis == 0 else a for a, axis in zip(info, together.info))  # type: ignore[arg-type]
+    )
+    return tree_map(lambda t: t[mine], uploads), taken
+
+
+def _outcomes(
     program: Program, together: Clients, seats: list[Seat], uploads: Upload, info: Info
 ) -> list[tuple[int, Outcome]]:
     """The sum of each member's finite terms, and what else its clients brought."""

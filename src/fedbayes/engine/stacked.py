@@ -129,7 +129,7 @@ def train_together(
 ) -> list[Outcome]:
     """One round of several federations of one method (the members of a sweep) as one program.
 
-    Network, method and data store are the same for all; seeds, splits and scalar options may differ.
+    Network, client and data store are the same for all; seeds, splits, scalar options, rules and weightings may differ.
     """
     found: list[list[Outcome]] = [[] for _ in engines]
     chunks = list(_chunks(engines, orders))
@@ -139,7 +139,7 @@ def train_together(
         for seat in seats:
             if not seat.ghost:
                 after()
-    return [merge(engines[0].program, chunks) for chunks in found]
+    return [merge(engine.program, brought) for engine, brought in zip(engines, found)]
 
 
 def _run_chunks(
@@ -227,7 +227,7 @@ def _run_chunk(
         if store.x.device.type == "cuda":
             for engine, order in zip(engines, orders):
                 engine.look_ahead(order.round + 1)
-        return outcomes(lead.program, together, seats, uploads, info)
+        return outcomes([engine.program for engine in engines], together, seats, uploads, info)
 
 
 def _stack(trees: Sequence[Own]) -> Own:
