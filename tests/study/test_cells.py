@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedbayes import posterior
 from fedbayes.errors import InputError
 from fedbayes.networks.papers import network_named
 from fedbayes.study import cells, cells_page, printed_feduab
@@ -51,7 +52,10 @@ def test_what_is_there_is_not_trained_again_and_seeds_may_be_added(trained, tmp_
     said = []
     run_cells(printed(), trained, seeds=[0, 1], say=said.append)
     assert said == []
-    run_cells(printed(), tmp_path, only=["fedavg"], seeds=[1])
+    run_cells(printed(), tmp_path, only=["fedavg"], seeds=[1], keep=True)
+    assert posterior.load(tmp_path / "cells/paper/made-digits-fedavg-iid-r2-s1.safetensors")["model"].mean.shape == (
+        650,
+    )
     alone = json.loads((tmp_path / "cells/paper/made-digits-fedavg-iid-r2-s1.json").read_text())
     together = json.loads((trained / "cells/paper/made-digits-fedavg-iid-r2-s1.json").read_text())
     assert alone["test"] == pytest.approx(together["test"], rel=1e-5)
