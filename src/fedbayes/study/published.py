@@ -36,7 +36,9 @@ def run_published(
     if name not in TABLES:
         raise unknown("table", name, TABLES)
     if name in tables.TABLES:
-        return tables.page(tables.TABLES[name], tables.run_table(name, output, only=only, scale=scale, say=say))
+        device = (changes or {}).get("device", "cpu")
+        made = tables.run_table(name, output, only=only, scale=scale, device=device, say=say)
+        return tables.page(tables.TABLES[name], made)
     printed = PRINTED[name]()
     if train:
         numbers = [int(v) for v in values_of(f"seed={seeds}")[1] if v.isdigit()]
