@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedbayes.convolution import first_convolution
 from fedbayes.layout import Layout, matches
 from fedbayes.noise import Tape
 from fedbayes.posterior import LOG_2PI
@@ -226,13 +225,6 @@ class Model:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
         taken = {**training_handlers(tape, mask), **(handlers or {})} if self.unusual else (handlers or {})
-        if (
-            _alone()
-            and x.device.type == "cpu"
-            and self.convolves
-            and not (torch.backends.mkldnn.enabled or self.bfloat16)
-        ):
-            taken = {F.conv2d: first_convolution, **taken}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in STATIC if part in self.layouts for n in self.layouts[part].names]
         weights = {**weights, **{n: weights[n].clone() for n in names}}
