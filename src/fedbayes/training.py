@@ -27,6 +27,7 @@ from fedbayes.observation import with_noise as observed
 from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.predict import Predictive, predictive
 from fedbayes.scores import SUMS
+from fedbayes.scores.additive import Sums
 from fedbayes.task import Best, Progress, Task, prepare
 
 
@@ -168,15 +169,20 @@ def evaluate(task: Task, parts: Parts) -> dict[str, float]:
 
 
 def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor) -> dict[str, float]:
+    return SUMS[task.program.model.likelihood.kind][1](score_sums(task, parts, x, y))
+
+
+def score_sums(task: Task, parts: Parts, x: Tensor, y: Tensor) -> Sums:
+    """The sums behind a posterior's scores on rows; those of several clients add up to the federation's."""
     p = predict_with(task, predicting(task.program, parts), x)
-    sums_of, scores_of = SUMS[p.kind]
+    sums_of = SUMS[p.kind][0]
     y = y.to(task.device)
     if p.kind == "real":
         units = task.program.model.units
         if units is not None:
             y = y * units[1].to(y) + units[0].to(y)
-        return scores_of(sums_of(p.mean, p.total, y))
-    return scores_of(sums_of(p.probs, y))
+        return sums_of(p.mean, p.total, y)
+    return sums_of(p.probs, y)
 
 
 def predict_with(task: Task, parts: Parts, x: Tensor, *, draws: int | None = None) -> Predictive:

@@ -22,7 +22,10 @@ from fedbayes.model import LIKELIHOODS, Likelihood
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import address
 from fedbayes.study.experiment import Experiment
+from fedbayes.study.sites import alone, asks_for_client, everybody
 from fedbayes.training import Task, prepare
+
+FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
 
 
 def build(experiment: Experiment, *, network: nn.Module | None = None, clients: Clients | None = None) -> Task:
@@ -44,7 +47,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             cohort=x.cohort,
             seed=x.seed,
             device=x.device,
-            engine=x.engine,
+            engine="loop" if x.engine == FLOWER else x.engine,  # what stands on each machine
             compile=x.compile,
             precision=x.precision,
             likelihood=likelihood,
@@ -90,8 +93,22 @@ def options_of_method(method: str) -> list[str]:
 def data_of(x: Experiment) -> Any:
     """The experiment's data as its loader gives it: a Dataset, Clients, or a list of clients."""
     with naming("data"):
-        data = imported(x.data, "data") if ":" in x.data else load_data(x.data, **x.data_options)
+        data: Any = imported(x.data, "data") if ":" in x.data else load_data(x.data, **x.data_options)
+        if asks_for_client(data):
+            return (alone if x.engine == FLOWER else everybody)(data, x.data_options, x.clients)
         return data(**x.data_options) if callable(data) else data
+
+
+def side_of(x: Experiment, client: int) -> Clients:
+    """The clients as client k's machine knows them.
+
+    Only a data function that is asked for one client at a time keeps rows apart; of other data all know all.
+    """
+    with naming("data"):
+        data: Any = imported(x.data, "data") if ":" in x.data else None
+        if asks_for_client(data):
+            return alone(data, x.data_options, x.clients, client)
+    return clients_of(x)
 
 
 def clients_of(x: Experiment, data: Any = None) -> Clients:

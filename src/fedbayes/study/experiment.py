@@ -49,6 +49,7 @@ class Experiment:
     network_options: Table = field(default_factory=dict)
     partition_options: Table = field(default_factory=dict)
     likelihood_options: Table = field(default_factory=dict)
+    flower: Table = field(default_factory=dict)  # how Flower carries it: min_clients, timeout, dtype, ...
     options: Table = field(default_factory=dict)
 
     @property
@@ -111,6 +112,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "network_options": TABLE,
     "partition_options": TABLE,
     "likelihood_options": TABLE,
+    "flower": TABLE,
     "options": TABLE,
 }
 
