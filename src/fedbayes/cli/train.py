@@ -17,7 +17,7 @@ def run(
     output: Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME by default.")] = None,
     settings: Settings = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, loop or stacked.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, loop, stacked or flower (needs fedbayes[flower]).")] = None,
     compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
     tensorboard: Events = False,
 ) -> None:
@@ -35,9 +35,7 @@ def run(
 
         experiment = with_settings(experiment, given, options_of_method)
     folder = output or Path("runs") / Path(name).stem
-    from fedbayes.study.run import run as train
-
-    _train(lambda watch: train(experiment, folder, watch), folder, tensorboard)
+    _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
 
 
 @app.command()
@@ -63,9 +61,22 @@ def sweep(
 @app.command()
 def resume(folder: Folder, tensorboard: Events = False) -> None:
     """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
-    from fedbayes.study.run import resume as go_on
+    from fedbayes.study.run import experiment_in
 
-    _train(lambda watch: go_on(folder, watch), folder, tensorboard)
+    experiment = experiment_in(folder)
+    _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
+
+
+def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
+    """Train here, or on Flower's local simulation."""
+    from fedbayes.study.build import FLOWER
+    from fedbayes.study.run import run as train
+
+    if experiment.engine != FLOWER:
+        return train(experiment, folder, watch)
+    from fedbayes.flower.simulation import simulate
+
+    return simulate(experiment, folder, watch)
 
 
 def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import LEFT_OUT
+from fedbayes.errors import InputError
 from fedbayes.federation import MEMBERS, Order, Program, contribute
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, check_head, head_of, layouts_of, read, write
 from fedbayes.posterior import Draws, Parts, Point
-from fedbayes.study.build import build, side_of
-from fedbayes.study.experiment import Experiment
+from fedbayes.study.build import build, keeps_apart, side_of
+from fedbayes.study.experiment import Experiment, from_toml, to_toml
 from fedbayes.training import Task, score_sums
 
 QUERY, TRAIN, EVALUATE, REFINE = "query", "train", "evaluate", "evaluate.refine"
@@ -25,9 +27,9 @@ class Node:
 
     def __init__(self, experiment: Experiment, client: int) -> None:
         self.client = client
-        self.task: Task = build(experiment, clients=side_of(experiment, client))
+        self.task = _task(to_toml(experiment), client if keeps_apart(experiment) else 0)
         if not 0 <= client < len(self.task.clients):
-            raise ValueError(f"client {client} was asked for, there are {len(self.task.clients)}: see partition-id")
+            raise InputError(f"partition-id is {client}, but there are {len(self.task.clients)} clients, from 0 on")
         self.head = head_of(experiment, layouts_of(self.task.program.initial))
 
     def answer(self, kind: str, letter: Letter, kept: Kept) -> Letter:
@@ -42,6 +44,13 @@ class Node:
         """The head of a reply: what the federation has in common, which letter it answers, and more."""
         named: Head = {key: letter.head[key] for key in ("run", "round") if key in letter.head}
         return {**self.head, **named, "client": self.client, **more}
+
+
+@lru_cache(maxsize=4)
+def _task(text: str, client: int) -> Task:
+    """What a process that answers more than one message makes once, for all clients whose rows it knows."""
+    experiment = from_toml(text)
+    return build(experiment, clients=side_of(experiment, client))
 
 
 def introduce(node: Node, letter: Letter, kept: Kept) -> Letter:

@@ -99,16 +99,17 @@ def data_of(x: Experiment) -> Any:
         return data(**x.data_options) if callable(data) else data
 
 
-def side_of(x: Experiment, client: int) -> Clients:
-    """The clients as client k's machine knows them.
+def keeps_apart(x: Experiment) -> bool:
+    """Whether each machine has its own rows alone: so with a data function that is asked for one client at a time."""
+    return ":" in x.data and asks_for_client(imported(x.data, "data"))
 
-    Only a data function that is asked for one client at a time keeps rows apart; of other data all know all.
-    """
+
+def side_of(x: Experiment, client: int) -> Clients:
+    """The clients as client k's machine knows them; where rows are not kept apart, all of them."""
+    if not keeps_apart(x):
+        return clients_of(x)
     with naming("data"):
-        data: Any = imported(x.data, "data") if ":" in x.data else None
-        if asks_for_client(data):
-            return alone(data, x.data_options, x.clients, client)
-    return clients_of(x)
+        return alone(imported(x.data, "data"), x.data_options, x.clients, client)
 
 
 def clients_of(x: Experiment, data: Any = None) -> Clients:
