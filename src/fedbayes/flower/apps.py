@@ -95,7 +95,8 @@ def _kept(context: Context, folder: str | Path | None, name: str) -> Kept:
 
     def fetch() -> bytes | None:
         record = context.state.config_records.get(key)
-        return None if record is None else record["block"]  # type: ignore[return-value]
+        block: Any = None if record is None else record["block"]
+        return block
 
     def store(block: bytes) -> None:
         context.state[key] = ConfigRecord({"block": block})

@@ -48,7 +48,8 @@ def federated(post: Post) -> Carrier:
             **head_of(experiment, layouts_of(task.program.initial)),
             "run": (folder / TOKEN).read_text(encoding="utf-8"),
         }
-        return replace(task, engine=Remote(task, post, settings, head), choice="engine flower: clients elsewhere")
+        engine = Remote(task, post, settings, head)
+        return replace(task, engine=engine, choice="engine flower: clients elsewhere", elsewhere=engine.personal)
 
     return Carrier(bind, _rounds)
 
@@ -60,10 +61,12 @@ def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], N
     if asks is None:
         asks = not len(task.clients.data.test_x)
     for made, record in rounds(task, progress, own, after):
-        if "test" in record and asks:
+        if asks and task.program.whole and "test" in record:
             started = time.perf_counter()
             scores = engine.scores(made.state.broadcast, made.state.round)
-            record["clients" if record["test"] else "test"] = scores
+            record["test_clients" if record["test"] else "test"] = scores
             record["seconds"] += time.perf_counter() - started
         record |= engine.take_bytes()
+        if late := engine.take_notes():
+            record["notes"] = [*record.get("notes", []), *late]
         yield made, record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.errors import InputError
-from fedbayes.federation import MEMBERS, Order, Program, contribute
+from fedbayes.federation import MEMBERS, FederationState, Order, Program, contribute
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, check_head, head_of, layouts_of, read, write
+from fedbayes.personalised import Federation, personal_sums
 from fedbayes.posterior import Draws, Parts, Point
 from fedbayes.study.build import build, keeps_apart, side_of
 from fedbayes.study.experiment import Experiment, from_toml, to_toml
@@ -50,7 +52,7 @@ class Node:
 def _task(text: str, client: int) -> Task:
     """What a process that answers more than one message makes once, for all clients whose rows it knows."""
     experiment = from_toml(text)
-    return build(experiment, clients=side_of(experiment, client))
+    return replace(build(experiment, clients=side_of(experiment, client)), elsewhere=None)  # here they are at home
 
 
 def introduce(node: Node, letter: Letter, kept: Kept) -> Letter:
@@ -98,6 +100,20 @@ def evaluate(node: Node, letter: Letter, kept: Kept) -> Letter:
     return Letter(node.reply(letter), {name: t.double().cpu().numpy() for name, t in sums.items()})
 
 
+def refine(node: Node, letter: Letter, kept: Kept) -> Letter:
+    """Sums of the personal model's scores over the client's test rows; what the client keeps is not changed."""
+    task, head = node.task, letter.head
+    broadcast = read(letter.arrays, task.program.initial, Coding(head["dtype"], head["delta"]), what="broadcast")
+    try:
+        own = kept.after(head["counted"], task.device)
+    except Lost as error:
+        raise Refused("it has lost its own state") from error
+    here = Federation(task, FederationState(head["round"], broadcast), lambda client: own)
+    for _, _, sums in personal_sums([here], [node.client]):
+        return Letter(node.reply(letter), {name: t.double().cpu().numpy() for name, t in sums.items()})
+    raise Refused("it has no test rows, or its personal model is not finite")
+
+
 def predicting_like(program: Program, members: int, noise: int) -> Parts:
     """Parts shaped as those that predict: the broadcast, an ensemble of so many members, so many noise figures."""
     like: Parts = dict(program.initial)
@@ -111,4 +127,9 @@ def predicting_like(program: Program, members: int, noise: int) -> Parts:
     return like
 
 
-ANSWERS: dict[str, Callable[[Node, Letter, Kept], Letter]] = {QUERY: introduce, TRAIN: train, EVALUATE: evaluate}
+ANSWERS: dict[str, Callable[[Node, Letter, Kept], Letter]] = {
+    QUERY: introduce,
+    TRAIN: train,
+    EVALUATE: evaluate,
+    REFINE: refine,
+}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedbayes.clients.client import Client, Own, Upload
 from fedbayes.engine.loop import Loop, OwnState
@@ -17,16 +16,19 @@ from fedbayes.federation import (
     FederationState,
     Order,
     Outcome,
+    broadcast_of,
     drawn,
 )
-from fedbayes.flower.node import EVALUATE, TRAIN
+from fedbayes.flower.node import EVALUATE, REFINE, TRAIN
 from fedbayes.flower.post import Answer, Post, exchange
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings
 from fedbayes.flower.total import Reply, Total
 from fedbayes.flower.wire import Head, Letter, Refused, check_head, read, write
+from fedbayes.personalised import Federation
 from fedbayes.posterior import Draws, Parts
 from fedbayes.scores import SUMS
+from fedbayes.scores.additive import Sums
 from fedbayes.training import Task
 
 
@@ -86,25 +88,34 @@ class Remote:
 
     def scores(self, parts: Parts, number: int) -> dict[str, float]:
         """Scores of a posterior on the test rows of all clients online: their sums are added, and decoded once."""
-        there = self.roll.online()
-        cards = {card.client: card for card in self.roll.cards.values()}
-        asked = {node: client for client, node in there.items() if cards[client].test_rows}
         kept = [q for part, q in parts.items() if part.startswith(MEMBERS)]
         members = len(kept[0].values) if kept and isinstance(kept[0], Draws) else 0
         noise = parts["noise"].mean.numel() if "noise" in parts else 0
+        total: Sums | None = None
+        for _, sums in self._sums(EVALUATE, parts, lambda k: {"round": number, "members": members, "noise": noise}):
+            total = sums if total is None else {name: total[name] + t for name, t in sums.items()}
+        return {} if total is None else SUMS[self.program.model.likelihood.kind][1](total)
+
+    def personal(self, federation: Federation) -> Iterator[tuple[int, Sums]]:
+        """Sums of the personal models' scores, by client: each makes its own and tests it on its own rows."""
+        number, own = federation.state.round, federation.own
+        sent = broadcast_of(self.program, federation.state)
+        return self._sums(REFINE, sent, lambda k: {"round": number, "counted": _counted(own(k))})
+
+    def _sums(self, kind: str, parts: Parts, about: Callable[[int], Head]) -> Iterator[tuple[int, Sums]]:
+        """What clients with test rows answer, in the order of the clients; who can't be read is named in a note."""
+        there = self.roll.online()
+        cards = {card.client: card for card in self.roll.cards.values()}
+        asked = {node: client for client, node in there.items() if cards[client].test_rows}
         arrays = write(parts, self.settings.coding)
-        head = {**self._coded(), "round": number, "members": members, "noise": noise}
-        letters = {node: Letter({**head, "client": client}, arrays) for node, client in asked.items()}
-        kind = self.program.model.likelihood.kind
-        total: dict[str, Tensor] | None = None
-        for node, answer in self._exchange(EVALUATE, letters):
+        letters = {n: Letter({**self._coded(), **about(k), "client": k}, arrays) for n, k in asked.items()}
+        made: dict[int, Sums] = {}
+        for node, answer in self._exchange(kind, letters):
             try:
-                sums = self._read_sums(asked[node], answer, number)
+                made[asked[node]] = self._read_sums(asked[node], answer, letters[node].head["round"])
             except Refused as why:
                 self.notes.append(f"client {asked[node]} was left out of the scores: {why}")
-                continue
-            total = sums if total is None else {name: total[name] + t for name, t in sums.items()}
-        return {} if total is None else SUMS[kind][1](total)
+        yield from sorted(made.items())
 
     def _choose(self, order: Order, total: Total) -> dict[int, int]:
         """Whom to ask: the cohort, and for who is not online the next in the round's order; a node for each."""
@@ -158,7 +169,7 @@ class Remote:
         metrics = {key[7:]: float(v) for key, v in letter.head.items() if key.startswith("metric.")}
         return Reply(parts, rows, own, lost is True, metrics)
 
-    def _read_sums(self, client: int, answer: Answer, number: int) -> dict[str, Tensor]:
+    def _read_sums(self, client: int, answer: Answer, number: int) -> Sums:
         letter = self._opened(client, answer, round=number)
         for name, like in _sums_like(self.program.model.likelihood.kind).items():
             a = letter.arrays.get(name)
@@ -167,7 +178,7 @@ class Remote:
         return {name: torch.from_numpy(a.copy()) for name, a in letter.arrays.items()}
 
 
-def _sums_like(kind: str) -> dict[str, Tensor]:
+def _sums_like(kind: str) -> Sums:
     """Sums of one row of one class, for their names and shapes."""
     row = torch.ones(1, 1)
     return SUMS[kind][0](row, *([row] if kind == "real" else []), row[:, 0] * 0 if kind == "classes" else row)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from fedbayes.methods import METHODS, Method, method_named, option_names
 from fedbayes.model import LIKELIHOODS, Likelihood
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import address
+from fedbayes.personalised import Federation
 from fedbayes.study.experiment import Experiment
 from fedbayes.study.sites import alone, asks_for_client, everybody
 from fedbayes.training import Task, prepare
@@ -39,7 +41,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
         network = network_of(x, clients.data)
     likelihood = likelihood_of(x, clients.data)
     with naming("experiment"):
-        return prepare(
+        task = prepare(
             network,
             clients,
             method=method,
@@ -52,11 +54,20 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             precision=x.precision,
             likelihood=likelihood,
             frozen=x.frozen,
+            augment=x.augment,
             dropout=x.dropout,
             validation=x.validation,
             patience=x.patience,
             evaluate_every=x.evaluate_every,
+            personal_every=x.personal_every,
+            target_loss=x.target_loss,
+            target_accuracy=x.target_accuracy,
         )
+    return replace(task, elsewhere=_with_the_clients) if x.engine == FLOWER else task
+
+
+def _with_the_clients(federation: Federation) -> Iterator[tuple[int, Any]]:
+    raise InputError("personal models of a run on Flower stay with the clients, who score them while it trains")
 
 
 def check_tables(x: Experiment) -> None:
