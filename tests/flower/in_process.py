@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from fedbayes.flower.kept import Kept, in_file
@@ -26,10 +25,9 @@ class InProcess:
     pause = 0.01
 
     def __init__(self, experiment: Experiment, folder: Path | None = None, spoil: Spoil | None = None) -> None:
-        side = replace(experiment, engine="loop")
-        self.made = {100 + k: Node(side, k) for k in range(experiment.clients)}
-        self.kept = {n: in_file(folder / f"{n}") if folder else in_memory() for n in self.made}
-        self.there = list(self.made)
+        self.experiment, self.folder = experiment, folder
+        self.there = [100 + k for k in range(experiment.clients)]
+        self.made: dict[tuple[str, int], tuple[Node, Kept]] = {}
         self.spoil = spoil or (lambda kind, client, letter, answer: answer)
         self.asked: list[tuple[str, int, Letter]] = []
         self.inbox: dict[str, Answer] = {}
@@ -42,10 +40,19 @@ class InProcess:
         for node, letter in letters.items():
             self.asked.append((kind, node - 100, letter))
             ids[f"m{len(self.asked)}"] = node
-            answer = self.spoil(kind, node - 100, letter, self.made[node].answer(kind, letter, self.kept[node]))
+            said = self._answer(kind, node, letter)
+            answer = self.spoil(kind, node - 100, letter, said)
             if answer is not None:
                 self.inbox[f"m{len(self.asked)}"] = answer
         return ids
+
+    def _answer(self, kind: str, node: int, letter: Letter) -> Answer:
+        key = letter.head["method"], node
+        if key not in self.made:
+            kept = in_file(self.folder / f"{node}") if self.folder else in_memory()
+            self.made[key] = Node(self.experiment.only(key[0]), node - 100), kept
+        made, kept = self.made[key]
+        return made.answer(kind, letter, kept)
 
     def pull(self, ids: Iterable[str]) -> list[tuple[str, Answer]]:
         # The last sent answers first: no sum may depend on the order.

@@ -40,9 +40,7 @@ def federated(post: Post) -> Carrier:
     def bind(experiment: Experiment, task: Task, folder: Path) -> Task:
         settings = settings_of(experiment.flower, task.cohort)
         if task.program.noise in BY_MEMBERS and not int(task.clients.sizes.max()):
-            raise InputError(
-                'noise is judged on rows that the server does not have; set noise = "likelihood" or "none"'
-            )
+            raise InputError('noise: the server has no rows to judge it by; set noise = "likelihood" or "none"')
         write_once(folder / TOKEN, secrets.token_hex(8))
         head = {
             **head_of(experiment, layouts_of(task.program.initial)),

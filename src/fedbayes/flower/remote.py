@@ -48,9 +48,9 @@ class Remote:
 
     def train(self, order: Order, own: OwnState, after: Callable[[], None] = lambda: None) -> Outcome:
         """Ask the cohort, refuse what can't be used, and close on the rest once enough have answered."""
-        least = self.settings.min_clients
+        least = min(self.settings.min_clients, len(order.cohort))  # of a cohort that was made to drop out, who is left
         total = Total(self.program, order, self.settings.coding)
-        for attempt in range(self.settings.attempts):
+        for attempt in range(self.settings.attempts if order.cohort else 0):
             if attempt:
                 self.notes.append(f"{total.counted} of at least {least} clients answered; the others were asked again")
             asked = self._choose(order, total)
@@ -65,8 +65,10 @@ class Remote:
                 total.add(before=min(waiting, default=None))
                 after()
             if total.counted >= least:
-                self.notes += total.notes
-                return total.outcome()
+                break
+        self.notes += total.notes
+        if total.counted >= least:
+            return total.outcome()
         reasons = "; ".join(f"client {k}: {text}" for k, text in total.left_out.items()) or "no node was online"
         raise InputError(
             f"round {order.round + 1}: {total.counted} clients answered, min_clients is {least} ({reasons}). "

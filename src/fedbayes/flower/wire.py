@@ -114,7 +114,7 @@ def read(
 ) -> Parts:
     """The inverse of `write`, for parts of known kinds and layouts; Refused where an array is not what it must be."""
     tensors, header = flatten_parts(like)
-    for name in {*arrays, *tensors}:
+    for name in sorted({*arrays, *tensors}):
         if name not in arrays or name not in tensors:
             raise Refused(f"{what}: array {name!r} {'was not expected' if name in arrays else 'is missing'}")
     made = {name: _tensor(arrays[name], t, coding.dtype, f"{what}: {name}") for name, t in tensors.items()}
