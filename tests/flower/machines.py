@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedbayes.data import load
 from fedbayes.flower.start import init
 from fedbayes.study import toml
 from fedbayes.study.journal import read as journal_of
@@ -20,11 +23,12 @@ from fedbayes.study.journal import read as journal_of
 PATIENCE = 240.0  # seconds; much more than anything takes on an idle machine
 
 MINE = '''
-"""Digits in float64: every third row of a part of them."""
+"""Digits in float64; each machine has them in a file."""
 
+import numpy as np
 from torch import nn
 
-import fedbayes as fb
+from fedbayes.data import from_arrays
 
 
 def network(shape, outputs):
@@ -32,14 +36,15 @@ def network(shape, outputs):
 
 
 def data(client):
-    digits = fb.data.load("digits")
+    digits = np.load("DIGITS")
+    x, y, test_x, test_y = (digits[name] for name in ("x", "y", "test_x", "test_y"))
     if client is None:
-        return fb.data.from_arrays(digits.x[:1], digits.y[:1], digits.test_x[:90], digits.test_y[:90], classes=10)
+        return from_arrays(x[:1], y[:1], test_x[:90], test_y[:90], classes=10)
     mine = slice(client, 300, 4)
-    return fb.data.from_arrays(digits.x[mine], digits.y[mine], digits.test_x[mine], digits.test_y[mine], classes=10)
+    return from_arrays(x[mine], y[mine], test_x[mine], test_y[mine], classes=10)
 '''
 
-# The app's clients, with two faults that a test can ask for: answers of NaN, and training that lasts until it is let go.
+# The app's clients, with two faults that a test can ask for: answers of NaN, and training that lasts until let go.
 APP = """
 import time
 from pathlib import Path
@@ -91,14 +96,14 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def until(what: str, fine: Callable[[], Any], patience: float = PATIENCE) -> Any:
+def until(what: str, fine: Callable[[], Any], *, pause: float = 0.2) -> Any:
     """Wait until something is so; fail with its name where it never is."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if found := fine():
             return found
-        time.sleep(0.1)
-    raise TimeoutError(f"not within {patience:g} s: {what}")
+        time.sleep(pause)
+    raise TimeoutError(f"not within {PATIENCE:g} s: {what}")
 
 
 class Machines:
@@ -107,7 +112,10 @@ class Machines:
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder, self.nodes = folder, nodes
         init(folder)
-        (folder / folder.name / "mine.py").write_text(MINE)
+        digits = load("digits")
+        arrays = {name: getattr(digits, name).numpy() for name in ("x", "y", "test_x", "test_y")}
+        np.savez(folder / "digits.npz", **arrays)
+        (folder / folder.name / "mine.py").write_text(MINE.replace("DIGITS", str(folder / "digits.npz")))
         (folder / folder.name / "app.py").write_text(APP)
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
@@ -200,7 +208,6 @@ class Run:
     def closed(self, rounds: int) -> None:
         until(f"round {rounds} is closed", lambda: len(self.journal) >= rounds)
 
-    def finish(self) -> list[dict[str, Any]]:
-        status = until("the run is finished", lambda: (s := self.status()).startswith("finished") and s)
+    def finish(self) -> None:
+        status = until("the run is finished", lambda: (s := self.status()).startswith("finished") and s, pause=4)
         assert status == "finished:completed", (status, self.machines.log("superlink")[-3000:])
-        return self.journal

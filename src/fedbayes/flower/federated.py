@@ -12,6 +12,7 @@ from fedbayes.errors import InputError
 from fedbayes.federation import BY_MEMBERS
 from fedbayes.flower.post import Post
 from fedbayes.flower.remote import Remote
+from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import settings_of
 from fedbayes.flower.wire import head_of, layouts_of
 from fedbayes.study.build import FLOWER
@@ -37,6 +38,8 @@ def run(experiment: Experiment, folder: str | Path, post: Post, watch: Watch | N
 def federated(post: Post) -> Carrier:
     """The way to clients behind a post, for `study.run`: rounds go there, and into a run folder as any others."""
 
+    rolls: list[Roll] = []
+
     def bind(experiment: Experiment, task: Task, folder: Path) -> Task:
         settings = settings_of(experiment.flower, task.cohort)
         if task.program.noise in BY_MEMBERS and not int(task.clients.sizes.max()):
@@ -46,7 +49,9 @@ def federated(post: Post) -> Carrier:
             **head_of(experiment, layouts_of(task.program.initial)),
             "run": (folder / TOKEN).read_text(encoding="utf-8"),
         }
-        engine = Remote(task, post, settings, head)
+        if not rolls:  # nodes are asked who they are once for all methods of a comparison
+            rolls.append(Roll(post, head, len(task.clients), settings.wait))
+        engine = Remote(task, rolls[0], settings, head)
         return replace(task, engine=engine, choice="engine flower: clients elsewhere", elsewhere=engine.personal)
 
     return Carrier(bind, _rounds)

@@ -21,7 +21,7 @@ GRACE = 30.0  # seconds that a message outlives its round, so that a reply just 
 class GridPost:
     """Flower's grid: nodes that are online, messages out, replies in."""
 
-    def __init__(self, grid: Grid, pause: float = 0.1) -> None:
+    def __init__(self, grid: Grid, pause: float = 0.5) -> None:
         self.grid = grid
         self.pause = pause
 

@@ -20,7 +20,7 @@ from fedbayes.federation import (
     drawn,
 )
 from fedbayes.flower.node import EVALUATE, REFINE, TRAIN
-from fedbayes.flower.post import Answer, Post, exchange
+from fedbayes.flower.post import Answer, exchange
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings
 from fedbayes.flower.total import Reply, Total
@@ -37,11 +37,10 @@ class Remote:
 
     name = "flower"
 
-    def __init__(self, task: Task, post: Post, settings: Settings, head: Head) -> None:
-        self.task, self.post, self.settings, self.head = task, post, settings, head
+    def __init__(self, task: Task, roll: Roll, settings: Settings, head: Head) -> None:
+        self.task, self.roll, self.settings, self.head = task, roll, settings, head
         self.program = task.program
         self.local = Loop(task.program, task.engine.store, seed=task.seed)
-        self.roll = Roll(post, head, len(task.clients), settings.wait)
         self.bytes = {"bytes_down": 0, "bytes_up": 0}
         self.notes: list[str] = []
         self.begun = False
@@ -145,7 +144,7 @@ class Remote:
 
     def _exchange(self, kind: str, letters: Mapping[int, Letter]) -> Iterator[tuple[int, Answer]]:
         self.bytes["bytes_down"] += sum(letter.size for letter in letters.values())
-        for node, answer in exchange(self.post, kind, letters, self.settings.timeout):
+        for node, answer in exchange(self.roll.post, kind, letters, self.settings.timeout):
             if isinstance(answer, Letter):
                 self.bytes["bytes_up"] += answer.size
             yield node, answer
