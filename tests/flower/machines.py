@@ -20,7 +20,7 @@ from fedbayes.flower.start import init
 from fedbayes.study import toml
 from fedbayes.study.journal import read as journal_of
 
-PATIENCE = 240.0  # seconds; much more than anything takes on an idle machine
+PATIENCE = 400.0  # seconds; much more than anything takes on an idle machine
 
 MINE = '''
 """Digits in float64; each machine has them in a file."""
@@ -189,6 +189,13 @@ class Machines:
         )
         return Run(self, str(said["run-id"]), self.folder / output)
 
+    def complete(self, output: str) -> Path:
+        """Train to the end. Flower fails a run whose machine stood still for a minute: then it is started again."""
+        for _ in range(3):
+            if self.train(output).finish() == "finished:completed":
+                return self.folder / output
+        raise AssertionError(self.log("superlink")[-3000:])
+
 
 class Run:
     """A run on the SuperLink, and its folder."""
@@ -208,6 +215,6 @@ class Run:
     def closed(self, rounds: int) -> None:
         until(f"round {rounds} is closed", lambda: len(self.journal) >= rounds)
 
-    def finish(self) -> None:
-        status = until("the run is finished", lambda: (s := self.status()).startswith("finished") and s, pause=4)
-        assert status == "finished:completed", (status, self.machines.log("superlink")[-3000:])
+    def finish(self) -> str:
+        """Wait for the end, and say which."""
+        return until("the run is finished", lambda: (s := self.status()).startswith("finished") and s, pause=4)

@@ -65,17 +65,15 @@ def same(folder: Path, b: fb.Run) -> None:
 
 def test_five_rounds_of_feduab_are_those_of_the_loop_engine(machines: Machines) -> None:
     machines.experiment(method="feduab", rounds=5, flower={"min_clients": 3, "timeout": 200})
-    run = machines.train("runs/feduab")
-    run.finish()
-    same(run.folder, near(machines, "runs/feduab")["feduab"])
+    folder = machines.complete("runs/feduab")
+    same(folder, near(machines, "runs/feduab")["feduab"])
 
 
 def test_a_round_of_each_method_is_that_of_the_loop_engine(machines: Machines) -> None:
     machines.experiment(methods=METHODS, rounds=1, flower={"min_clients": 3, "timeout": 200})
-    run = machines.train("runs/methods")
-    run.finish()
+    folder = machines.complete("runs/methods")
     for method, there in near(machines, "runs/methods").items():
-        same(run.folder / method, there)
+        same(folder / method, there)
 
 
 def test_a_server_killed_in_a_round_goes_on_from_the_last_that_was_closed(machines: Machines) -> None:
@@ -90,8 +88,7 @@ def test_a_server_killed_in_a_round_goes_on_from_the_last_that_was_closed(machin
         file.unlink()
     assert len(run.journal) == 1
     machines.superlink()
-    machines.train("runs/killed").finish()
-    same(run.folder, near(machines, "runs/killed")["pvi"])
+    same(machines.complete("runs/killed"), near(machines, "runs/killed")["pvi"])
 
 
 def test_nodes_that_die_lie_or_come_late_do_not_stop_the_rounds(machines: Machines) -> None:

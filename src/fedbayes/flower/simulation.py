@@ -9,7 +9,9 @@ import tempfile
 from pathlib import Path
 
 from fedbayes.errors import InputError
+from fedbayes.federation import cohort_size
 from fedbayes.flower.federated import carried, run
+from fedbayes.flower.settings import settings_of
 from fedbayes.study.build import clients_of
 from fedbayes.study.experiment import Experiment, to_toml
 from fedbayes.study.run import Run, Watch
@@ -19,12 +21,14 @@ def simulate(experiment: Experiment, folder: str | Path, watch: Watch | None = N
     """Train into a folder on virtual nodes; where the folder holds this experiment already, go on with it."""
     if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("ray") is None:
         raise InputError('engine flower needs Flower and Ray: pip install "fedbayes[flower]"')
+    nodes = len(clients_of(carried(experiment)))
+    settings_of(experiment.flower, cohort_size(experiment.cohort, nodes))  # a mistake is said before Ray is started
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    return _simulated(carried(experiment), Path(folder), watch)
+    return _simulated(carried(experiment), Path(folder), watch, nodes)
 
 
-def _simulated(experiment: Experiment, folder: Path, watch: Watch | None) -> dict[str, Run]:
+def _simulated(experiment: Experiment, folder: Path, watch: Watch | None, nodes: int) -> dict[str, Run]:
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
@@ -45,7 +49,7 @@ def _simulated(experiment: Experiment, folder: Path, watch: Watch | None) -> dic
         run_simulation(
             server,
             client_app(file, state=folder.resolve() / "nodes"),
-            num_supernodes=len(clients_of(experiment)),
+            num_supernodes=nodes,
             backend_config={
                 "init_args": {"logging_level": "error", "log_to_driver": False},
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
