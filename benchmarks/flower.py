@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ import flwr
 import torch
 
 import fedbayes
+from fedbayes.federation import Order, Program
 from fedbayes.flower.simulation import simulate
 from fedbayes.flower.start import init
+from fedbayes.flower.total import Reply, Total
 from fedbayes.flower.wire import Coding, read, write
 from fedbayes.study import journal
 from fedbayes.study.build import build
@@ -91,7 +94,8 @@ def measure(folder: Path, size: str, hidden: list[int]) -> dict[str, Any]:
         "simulation": lambda where: simulate(x, where),
         "supernodes": lambda where: deploy(folder, x, where),
     }
-    made: dict[str, Any] = {"weights": build(x).program.initial["model"].mean.numel(), "wire_ms": wire(x)}
+    program = build(x).program
+    made: dict[str, Any] = {"weights": program.initial["model"].mean.numel(), "server_ms": server(program)}
     for name, train in roads.items():
         where = folder / "runs" / f"{size}-{name}"
         started = time.perf_counter()
@@ -109,18 +113,29 @@ def measure(folder: Path, size: str, hidden: list[int]) -> dict[str, Any]:
     return made
 
 
-def wire(x: Experiment) -> dict[str, float]:
-    """Milliseconds to write and read one upload, by coding."""
-    parts = build(x).program.initial
-    times = {}
+def server(program: Program) -> dict[str, float]:
+    """Milliseconds of the server's work on one upload: to read it, by coding, and to add its term."""
+    parts, times = program.initial, {}
     for coding in (Coding("float32"), Coding("float16", True), Coding("bfloat16", True)):
-        laps = []
-        for _ in range(5):
-            started = time.perf_counter()
-            read(write(parts, coding, parts), parts, coding, parts)
-            laps.append(time.perf_counter() - started)
-        times[f"{coding.dtype}{', delta' if coding.delta else ''}"] = 1000 * statistics.median(laps)
-    return times
+        arrays = write(parts, coding, parts)
+        name = f"read {coding.dtype}{', delta' if coding.delta else ''}"
+        times[name] = _milliseconds(lambda k, a=arrays, c=coding: read(a, parts, c, parts))
+    total = Total(program, Order(0, (), (), parts, program.options(0)), Coding())
+
+    def add(k: int) -> None:
+        total.hold(k, Reply(parts, 32, False, False, {}))
+        total.add(None)
+
+    return {**times, "add": _milliseconds(add)}
+
+
+def _milliseconds(f: Callable[[int], object]) -> float:
+    laps = []
+    for k in range(7):
+        started = time.perf_counter()
+        f(k)
+        laps.append(time.perf_counter() - started)
+    return 1000 * statistics.median(laps)
 
 
 def deploy(folder: Path, x: Experiment, where: Path) -> None:
