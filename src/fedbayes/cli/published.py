@@ -35,11 +35,12 @@ def table(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="fedag-2 (the cubic toy) or fedag-3 (scores by round).")],
-    output: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("docs/results"),
+    name: Annotated[str, typer.Argument(help="feduab-6, feduab-7, fedag-2, fedag-3, agg-2 to agg-9, or agg-prior.")],
+    scale: Annotated[str, typer.Option(help="Of the cells that are drawn: paper, short, small.")] = "paper",
+    output: Annotated[Path, typer.Option(help="The folder of the cells, and to write to.")] = Path("docs/results"),
 ) -> None:
     """Draw a published figure again, as SVG and PNG."""
-    from fedbayes.study.regression_figures import draw
+    from fedbayes.study.figures import draw
 
-    for path in draw(name, output):
+    for path in draw(name, output, scale):
         print(path)

@@ -29,7 +29,8 @@ class Node:
 
     def __init__(self, experiment: Experiment, client: int) -> None:
         self.client = client
-        self.task = _task(to_toml(experiment), client if keeps_apart(experiment) else 0)
+        here = to_toml(replace(experiment, pretrain={}))  # what the server trains before is in its broadcast
+        self.task = _task(here, client if keeps_apart(experiment) else 0)
         if not 0 <= client < len(self.task.clients):
             raise InputError(f"partition-id is {client}, but there are {len(self.task.clients)} clients, from 0 on")
         self.head = head_of(experiment, layouts_of(self.task.program.initial))

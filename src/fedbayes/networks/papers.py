@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbayes.errors import InputError, unknown
+from fedbayes.networks.resnet import resnet, resnet18, resnet34
 from fedbayes.noise import address
 
 Shape = Sequence[int]
@@ -78,7 +79,15 @@ def text_cnn(
     return TextCNN(outputs, words, width, channels, spans)
 
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"linear": linear, "mlp": mlp, "cnn": cnn, "text_cnn": text_cnn}
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "text_cnn": text_cnn,
+    "resnet": resnet,
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+}
 
 
 def network_named(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:
