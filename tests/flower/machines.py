@@ -20,7 +20,7 @@ from fedbayes.flower.start import init
 from fedbayes.study import toml
 from fedbayes.study.journal import read as journal_of
 
-PATIENCE = 400.0  # seconds; much more than anything takes on an idle machine
+PATIENCE = 1500.0  # seconds; much more than anything takes on an idle machine
 
 MINE = '''
 """Digits in float64; each machine has them in a file."""

@@ -64,13 +64,13 @@ def same(folder: Path, b: fb.Run) -> None:
 
 
 def test_five_rounds_of_feduab_are_those_of_the_loop_engine(machines: Machines) -> None:
-    machines.experiment(method="feduab", rounds=5, flower={"min_clients": 3, "timeout": 200})
+    machines.experiment(method="feduab", rounds=5, flower={"min_clients": 3, "timeout": 600})
     folder = machines.complete("runs/feduab")
     same(folder, near(machines, "runs/feduab")["feduab"])
 
 
 def test_a_round_of_each_method_is_that_of_the_loop_engine(machines: Machines) -> None:
-    machines.experiment(methods=METHODS, rounds=1, flower={"min_clients": 3, "timeout": 200})
+    machines.experiment(methods=METHODS, rounds=1, flower={"min_clients": 3, "timeout": 600})
     folder = machines.complete("runs/methods")
     for method, there in near(machines, "runs/methods").items():
         same(folder / method, there)
@@ -78,7 +78,7 @@ def test_a_round_of_each_method_is_that_of_the_loop_engine(machines: Machines) -
 
 def test_a_server_killed_in_a_round_goes_on_from_the_last_that_was_closed(machines: Machines) -> None:
     """Clients that keep state had trained the lost round already; the result is as if nothing had happened."""
-    machines.experiment(method="pvi", rounds=2, flower={"min_clients": 3, "timeout": 200})
+    machines.experiment(method="pvi", rounds=2, flower={"min_clients": 3, "timeout": 600})
     run = machines.train("runs/killed")
     run.closed(1)
     held = machines.hold(0, 1, 2)
@@ -95,7 +95,7 @@ def test_nodes_that_die_lie_or_come_late_do_not_stop_the_rounds(machines: Machin
     """Node 3 sends NaN, node 1 is killed in a round and started again, node 2 comes after the first round."""
     machines.kill("node-2")
     machines.node(3, more="poison=true")
-    machines.experiment(method="pvi", clients=4, rounds=50, flower={"timeout": 100, "wait": 15})
+    machines.experiment(method="pvi", clients=4, rounds=50, flower={"timeout": 100, "wait": 20})
     run = machines.train("runs/faults")
     run.closed(1)
     (held,) = machines.hold(1)
