@@ -97,7 +97,7 @@ def evaluate(node: Node, letter: Letter, kept: Kept) -> Letter:
     if not len(rows):
         raise Refused("it has no test rows")
     with quick_cpu(), tensor_cores(task.precision):
-        sums = score_sums(task, parts, data.test_x[rows], data.test_y[rows])
+        sums = score_sums(task, parts, data.test_x[rows], data.test_y[rows], "test")
     return Letter(node.reply(letter), {name: t.double().cpu().numpy() for name, t in sums.items()})
 
 

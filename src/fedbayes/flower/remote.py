@@ -78,6 +78,10 @@ class Remote:
         """The server's own training, on the server."""
         return self.local.server(client, state, options)
 
+    def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
+        """f(inputs), on the server."""
+        return self.local.carry(key, f, inputs)
+
     def take_notes(self) -> list[str]:
         notes, self.notes = [*self.roll.take_notes(), *self.notes], []
         return notes
