@@ -133,9 +133,14 @@ def cohort_of(
     number: int, *, clients: int, cohort: int, seed: int, dropout: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Who takes part in a round, and who was asked but dropped out; known before the round is reached."""
-    chosen = torch.randperm(clients, generator=generator(seed, number, "cohort"))[:cohort]
+    chosen = drawn(number, clients=clients, seed=seed)[:cohort]
     gone = torch.rand(cohort, generator=generator(seed, number, "dropout")) < dropout
     return tuple(sorted(chosen[~gone].tolist())), tuple(sorted(chosen[gone].tolist()))
+
+
+def drawn(number: int, *, clients: int, seed: int) -> Tensor:
+    """All clients in the order in which a round calls them."""
+    return torch.randperm(clients, generator=generator(seed, number, "cohort"))
 
 
 def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | None = None) -> tuple[Terms, Tensor]:

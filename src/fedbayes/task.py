@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -81,6 +81,7 @@ class Task:
     target_accuracy: float | None = None  # stop when the accuracy on the test set is as high
     monitor: str = "nll"  # the validation score by which the best round is chosen
     before: Before | None = None
+    elsewhere: Callable[[Any], Iterator[tuple[int, Any]]] | None = None  # has personal models scored on other machines
 
     def begin(self) -> Progress:
         """The progress before the first round, after the server's pre-training where there is one."""

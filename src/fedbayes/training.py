@@ -25,10 +25,11 @@ from fedbayes.federation import (
     predicting,
 )
 from fedbayes.observation import with_noise as observed
-from fedbayes.personalised import Federation, in_units, personal_models, personal_scores
+from fedbayes.personalised import Federation, personal_models, personal_scores, sums_of
 from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.predict import Predictive, directly, predictive
 from fedbayes.scores import SUMS
+from fedbayes.scores.additive import Sums
 from fedbayes.task import MONITORS, Best, Progress, Task, prepare
 
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
@@ -229,10 +230,12 @@ def evaluate(task: Task, parts: Parts, *, draws: int | None = None) -> dict[str,
 
 
 def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> dict[str, float]:
-    p = predict_with(task, predicting(task.program, parts), x, draws=draws, which=which)
-    sums_of, scores_of = SUMS[p.kind]
-    y = in_units(task, y.to(task.device))
-    return scores_of(sums_of(p.mean, p.total, y) if p.kind == "real" else sums_of(p.probs, y))
+    return SUMS[task.program.model.likelihood.kind][1](score_sums(task, parts, x, y, which, draws))
+
+
+def score_sums(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> Sums:
+    """The sums behind a posterior's scores on rows; those of several clients add up to the federation's."""
+    return sums_of(task, predict_with(task, predicting(task.program, parts), x, draws=draws, which=which), y)
 
 
 def predict_with(

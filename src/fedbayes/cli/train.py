@@ -17,7 +17,7 @@ def run(
     output: Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME by default.")] = None,
     settings: Settings = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, loop or stacked.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, loop, stacked or flower (needs fedbayes[flower]).")] = None,
     compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
     central: Annotated[bool, typer.Option("--central", help="Pool all rows in one client: no federation.")] = False,
     tensorboard: Events = False,
@@ -40,9 +40,7 @@ def run(
         from fedbayes.study.build import without_federation
 
         experiment = without_federation(experiment)
-    from fedbayes.study.run import run as train
-
-    _train(lambda watch: train(experiment, folder, watch), folder, tensorboard)
+    _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
 
 
 @app.command()
@@ -68,9 +66,22 @@ def sweep(
 @app.command()
 def resume(folder: Folder, tensorboard: Events = False) -> None:
     """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
-    from fedbayes.study.run import resume as go_on
+    from fedbayes.study.run import experiment_in
 
-    _train(lambda watch: go_on(folder, watch), folder, tensorboard)
+    experiment = experiment_in(folder)
+    _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
+
+
+def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
+    """Train here, or on Flower's local simulation."""
+    from fedbayes.study.build import FLOWER
+    from fedbayes.study.run import run as train
+
+    if experiment.engine != FLOWER:
+        return train(experiment, folder, watch)
+    from fedbayes.flower.simulation import simulate
+
+    return simulate(experiment, folder, watch)
 
 
 def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
