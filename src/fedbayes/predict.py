@@ -60,18 +60,31 @@ def _entropy(probs: Tensor, kind: str) -> Tensor:
 
 def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dict[str, Tensor]:
     """Weight vectors [Z, P] of each part. Z is the number of members where a part is an ensemble (Draws)."""
-    members = [q.values.shape[0] for q in parts.values() if isinstance(q, Draws)]
-    if members:
-        draws = members[0]
-    drawn = {}
+    return _drawn(parts, draws, _noise(parts, draws, *place))
+
+
+def _drawn(parts: Mapping[str, Posterior], draws: int, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    draws = _count(parts, draws)
+    return {
+        name: q.at(noise[name].to(q.mean.dtype))
+        if isinstance(q, Gaussian)
+        else (q.values if isinstance(q, Draws) else q.mean.expand(draws, -1))
+        for name, q in parts.items()
+    }
+
+
+def _noise(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dict[str, Tensor]:
+    """The standard normals [Z, P] of each part that is a Gaussian."""
+    draws, made = _count(parts, draws), {}
     for name, q in parts.items():
         if isinstance(q, Gaussian):
-            size = draws * q.mean.shape[-1]
-            normals = _normals if size <= KEPT else _normals.__wrapped__
-            drawn[name] = q.at(normals(draws, q.mean.shape[-1], q.mean.device, (*place, name)).to(q.mean.dtype))
-        else:
-            drawn[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
-    return drawn
+            normals = _normals if draws * q.mean.shape[-1] <= KEPT else _normals.__wrapped__
+            made[name] = normals(draws, q.mean.shape[-1], q.mean.device, (*place, name))
+    return made
+
+
+def _count(parts: Mapping[str, Posterior], draws: int) -> int:
+    return next((q.values.shape[0] for q in parts.values() if isinstance(q, Draws)), draws)
 
 
 KEPT = 2**24  # normals of one address are kept for the next prediction up to this many
@@ -81,6 +94,16 @@ KEPT = 2**24  # normals of one address are kept for the next prediction up to th
 def _normals(draws: int, weights: int, device: torch.device, place: tuple[int | str, ...]) -> Tensor:
     """Standard normals of an address on a device; a run is evaluated with the same ones again and again."""
     return torch.randn(draws, weights, generator=generator(*place)).to(device)
+
+
+Summaries = tuple[Tensor, ...]  # the first four fields of a Predictive
+Own = dict[str, Posterior]
+Carry = Callable[[Callable[[Own], Summaries], Own], Summaries]
+
+
+def directly(summarise: Callable[[Own], Summaries], parts: Own) -> Summaries:
+    """Summaries computed here and now."""
+    return summarise(parts)
 
 
 def predictive(
@@ -93,40 +116,43 @@ def predictive(
     dropout: bool = False,
     closed: bool = False,
     batch: int | None = None,
+    carry: Carry = directly,
 ) -> Predictive:
     """Predict N inputs with `draws` draws of the weights, the same draws for every input.
 
     Costs draws * N forward passes and memory O(draws * batch * C + N * C). Draw z is the same whatever `draws` is
     asked for with the same seed only if it is equal; a Point without dropout needs one draw. A part `noise` holds the
     variance of the targets' noise, which then stands for the likelihood's own, and a factor on the variance between
-    draws. `closed`: the exact moments of a linear network, without draws.
+    draws. `closed`: the exact moments of a linear network, without draws. `carry(f, parts)` carries out f(parts), which
+    stays on the device; not used with dropout, whose normals are the host's.
     """
     if closed:
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
     if all(isinstance(q, Point) for q in parts.values()) and not dropout:
         draws = 1
-    if batch is None:
-        batch = _rows_at_once(model, parts, x, draws if dropout else 0)
+    many = batch or _rows_at_once(model, parts, x, draws if dropout else 0)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # For what can't be taken over, such as alpha dropout.
         torch.manual_seed(address(seed, "predict", "torch"))
-        drawn = draw_weights({p: parts[p] for p in model.layouts}, draws, seed, "predict")
-        pieces = []
-        for start in range(0, max(len(x), 1), batch):
-            rows = x[start : start + batch]
-            place = (seed, "predict", start)
-            means, variances = each_draw(model, drawn, rows, model.likelihood.moments, place, dropout=dropout)
-            centre = means.mean(0)
-            pieces.append(
-                (
-                    centre,
-                    variances.mean(0),
-                    (means - centre).square().mean(0),
-                    _entropy(means, model.likelihood.kind).mean(0),
-                )
-            )
-        mean, aleatoric, epistemic, entropy = (torch.cat(column) for column in zip(*pieces))
+        own = {p: parts[p] for p in model.layouts}
+        noise = _noise(own, draws, seed, "predict")
+
+        def summarise(own: Own) -> Summaries:
+            drawn, pieces = _drawn(own, draws, noise), []
+            for start in range(0, max(len(x), 1), many):
+                rows, place = x[start : start + many], (seed, "predict", start)
+                means, variances = each_draw(model, drawn, rows, model.likelihood.moments, place, dropout=dropout)
+                pieces.append(_summaries(means, variances, model.likelihood.kind))
+            return tuple(torch.cat(column) for column in zip(*pieces))
+
+        made = directly(summarise, own) if dropout else carry(summarise, own)
+    mean, aleatoric, epistemic, entropy = made
     return _in_units(model, _noisy(parts, Predictive(mean, aleatoric, epistemic, entropy, model.likelihood.kind)))
+
+
+def _summaries(means: Tensor, variances: Tensor, kind: str) -> Summaries:
+    centre = means.mean(0)
+    return centre, variances.mean(0), (means - centre).square().mean(0), _entropy(means, kind).mean(0)
 
 
 def _in_units(model: Model, p: Predictive) -> Predictive:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fedbayes.data import load
-from fedbayes.errors import InputError
 from fedbayes.methods import fedag
 from fedbayes.posterior import Parts
 from fedbayes.predict import Predictive
@@ -99,13 +98,6 @@ def round_figure(output: Path, sets: Sequence[str] = ("yacht", "concrete"), coun
 
 
 FIGURES: dict[str, Callable[[Path], list[Path]]] = {"fedag-2": cubic_figure, "fedag-3": round_figure}
-
-
-def draw(name: str, output: str | Path) -> list[Path]:
-    """A figure by its name, as SVG and PNG files."""
-    if name not in FIGURES:
-        raise InputError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
-    return FIGURES[name](Path(output))
 
 
 def save(figure: Any, stem: Path) -> list[Path]:
