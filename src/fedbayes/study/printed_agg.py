@@ -265,7 +265,6 @@ def small(x: Experiment) -> Experiment:
         evaluate_every=2 if rounds > 1 else 1,
         options=options,
         pretrain=pretrain,
-        engine="stacked",  # images so small are faster stacked, on a CPU too
         compile="off",
     )
 
