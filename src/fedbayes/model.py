@@ -16,7 +16,7 @@ from torch.func import functional_call
 from fedbayes.layout import Layout, matches
 from fedbayes.noise import Tape
 from fedbayes.posterior import LOG_2PI
-from fedbayes.takeover import Handler, Takeover, training_handlers
+from fedbayes.takeover import Handler, Takeover, batch_norm, training_handlers
 from fedbayes.twins import of_this_thread, twin
 
 Weights = Mapping[str, Tensor]
@@ -238,7 +238,8 @@ class Model:
     def output(self, weights: Weights, x: Tensor, tape: Tape | None = None) -> Tensor:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
         if tape is None:
-            return self._call(self.still, weights, x)
+            with Takeover({F.batch_norm: batch_norm()}) if self.bfloat16 else nullcontext():
+                return self._call(self.still, weights, x)
         with Takeover(training_handlers(tape, None)):
             return self._call(self.dropping, weights, x)
 

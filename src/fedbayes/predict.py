@@ -130,6 +130,7 @@ def predictive(
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
     if all(isinstance(q, Point) for q in parts.values()) and not dropout:
         draws = 1
+    many = batch or _rows_at_once(model, parts, x, draws if dropout else 0)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # For what can't be taken over, such as alpha dropout.
         torch.manual_seed(address(seed, "predict", "torch"))
@@ -138,7 +139,6 @@ def predictive(
 
         def summarise(own: Own) -> Summaries:
             drawn, pieces = _drawn(own, draws, noise), []
-            many = batch or _rows_at_once(model, drawn, x, dropout)
             for start in range(0, max(len(x), 1), many):
                 rows, place = x[start : start + many], (seed, "predict", start)
                 means, variances = each_draw(model, drawn, rows, model.likelihood.moments, place, dropout=dropout)
@@ -210,10 +210,11 @@ def each_draw(
             yield from [None] * count
             return
         random = torch.Generator(x.device).manual_seed(address(*place))
-        used = _dropout_normals(model, drawn, x)
+        used = _dropout_normals(model, {part: v[0] for part, v in drawn.items()}, x)
         yield from (torch.randn(used, generator=random, device=x.device) for _ in range(count))
 
-    if count > 1 and not (x.device.type == "cpu" and model.convolves):
+    # Stacked convolutions are slower than one after another where each has many rows.
+    if count > 1 and not model.convolves:
         noise = torch.stack(list(noises())) if dropout else None  # type: ignore[arg-type]
         try:
             return vmap(one, in_dims=(0, None if noise is None else 0), randomness="different")(drawn, noise)
@@ -223,21 +224,22 @@ def each_draw(
     return tuple(torch.stack(column) for column in zip(*rows))
 
 
-def _dropout_normals(model: Model, drawn: dict[str, Tensor], x: Tensor) -> int:
+def _dropout_normals(model: Model, vectors: Mapping[str, Tensor], x: Tensor) -> int:
     """How many normals the dropout of one forward pass reads, by a dry run."""
     tape = Tape()
-    model.output(model.weights({part: v[0] for part, v in drawn.items()}), x, tape)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model.output(model.weights(vectors), x, tape)
     return tape.used
 
 
 MOST_NORMALS = {"cpu": 2**25, "cuda": 2**30}  # of dropout in memory at once
 
 
-def _rows_at_once(model: Model, drawn: dict[str, Tensor], x: Tensor, dropout: bool) -> int:
-    """Rows of a batch whose activations, under all draws, and whose dropout noise fit in memory."""
-    most = 1024 if x.device.type == "cpu" or model.convolves else 16384
-    if not dropout or not len(x):
+def _rows_at_once(model: Model, parts: Mapping[str, Posterior], x: Tensor, masks: int) -> int:
+    """Rows of a batch whose activations fit in memory, and the noise of so many dropout masks."""
+    most = 1024 if x.device.type == "cpu" else 4096 if model.convolves else 16384
+    if not masks or not len(x):
         return most
-    count = 1 if x.device.type == "cpu" and model.convolves else next(iter(drawn.values())).shape[0]
-    each = max(1, count * _dropout_normals(model, drawn, x[:1]))
-    return max(1, min(most, MOST_NORMALS.get(x.device.type, 2**25) // each))
+    each = _dropout_normals(model, {part: parts[part].mean for part in model.layouts}, x[:1])
+    together = each * (1 if model.convolves else masks)
+    return max(1, min(most, MOST_NORMALS.get(x.device.type, 2**25) // max(1, together)))
