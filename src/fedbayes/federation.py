@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedbayes.clients.client import Client, Info, Upload
 from fedbayes.errors import InputError
-from fedbayes.model import STATIC, Model
+from fedbayes.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.optimisers import Optimiser
 from fedbayes.posterior import Draws, Gaussian, Parts, Point, Posterior
@@ -101,7 +101,7 @@ class Outcome(NamedTuple):
 def static_rules(model: Model) -> dict[str, Rule]:
     """Rules of the parts that are not trained: float buffers are averaged by size, counters take the largest."""
     table = {"buffers": RULES["fedavg"], "counters": largest}
-    return {part: table[part] for part in STATIC if part in model.layouts}
+    return {part: table[part.rpartition(".")[2]] for part in model.static}
 
 
 def begin(program: Program) -> FederationState:
@@ -140,7 +140,7 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
         weight = program.weighting.weigh(upload.parts[program.main], info.broadcast[program.main], info.n)
     size = info.n.double()
     terms = {
-        part: rule.encode(upload.parts[part], size if part in STATIC else weight, reference[part])
+        part: rule.encode(upload.parts[part], size if is_static(part) else weight, reference[part])
         for part, rule in program.rules.items()
     }
     checked = [terms[part][key] for part in terms for key in terms[part]]
@@ -246,6 +246,6 @@ def check_rules(program: Program) -> None:
     """Refuse rules that can't take what the clients upload, before any training."""
     for part, rule in program.rules.items():
         q = program.initial[part]
-        if part not in STATIC and not isinstance(q, rule.takes):
+        if not is_static(part) and not isinstance(q, rule.takes):
             fitting = [name for name, r in RULES.items() if isinstance(q, r.takes)]
             raise InputError(f"this rule can't pool a {type(q).__name__}: use one of {', '.join(fitting)}")

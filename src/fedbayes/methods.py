@@ -17,12 +17,14 @@ from fedbayes.composition import (
     check_batch,
     check_options,
     check_points,
+    in_schedule,
     is_linear,
     model_of,
     optimiser_named,
     point_client,
     server_optimiser,
 )
+from fedbayes.distilled import fedppd
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import Program, check_rules, static_rules
 from fedbayes.model import points_by_default
@@ -44,6 +46,8 @@ def fedavg(
     lr_decay: float = 1.0,
     lr_silent: int = 0,
     lr_within: str = "constant",
+    lr_drop: float = 0.85,
+    lr_drop_every: int = 1,
     clip: float = 0.0,
     adversarial: float = 0.0,
     rule: str | Rule = "fedavg",
@@ -57,7 +61,8 @@ def fedavg(
     """Point clients averaged by size (McMahan et al., 2017); `proximal` > 0 holds them near the broadcast.
 
     `mc_dropout` keeps dropout on in prediction. The learning rate is multiplied by `lr_decay` each round after
-    `lr_silent` rounds; `lr_within` "falling" takes it linearly to 0 within each. `clip` > 0 is the largest norm of a
+    `lr_silent` rounds; `lr_within` "falling" takes it linearly to 0 within each, "steps" multiplies it by
+    `lr_drop` after each `lr_drop_every` epochs. `clip` > 0 is the largest norm of a
     gradient, `adversarial` > 0 the length of a step uphill in each input, trained on beside the input itself.
     `server`: "sgd" (momentum) or "adam" on the pooled mean.
     """
@@ -74,6 +79,8 @@ def fedavg(
             "proximal": proximal,
             "clip": clip,
             "adversarial": adversarial,
+            "lr_drop": lr_drop,
+            "lr_drop_every": lr_drop_every,
         }
         program = Program(
             model,
@@ -110,6 +117,8 @@ def fedag(
     lr_decay: float = 1.0,
     lr_silent: int = 0,
     lr_within: str = "falling",
+    lr_drop: float = 0.85,
+    lr_drop_every: int = 1,
     clip: float = 10.0,
     weighting: str = "equal",
     predict: str = "bootstrap",
@@ -139,7 +148,13 @@ def fedag(
         def points(broadcast: Parts, scalars: Mapping[str, float] | None = None) -> Parts:
             return {part: Point(q.mean, q.layout) for part, q in broadcast.items()}
 
-        scalars = {"lr": lr, "weight_decay": weight_decay, "clip": clip}
+        scalars = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "clip": clip,
+            "lr_drop": lr_drop,
+            "lr_drop_every": lr_drop_every,
+        }
         return Program(
             model,
             point_client(setting, model, options),
@@ -178,6 +193,8 @@ def fedvi(
     lr_decay: float = 1.0,
     lr_silent: int = 0,
     lr_within: str = "constant",
+    lr_drop: float = 0.85,
+    lr_drop_every: int = 1,
     rule: str | Rule = "log_pool",
     weighting: str = "size",
     server: str | None = None,
@@ -198,7 +215,7 @@ def fedvi(
         check_points(setting, model, points)
         check_batch(setting, model, batch)
         made = plan(model, "model", batch_like(setting.x, batch), estimator)
-        client = variational(
+        learner = variational(
             model,
             made,
             optimiser=optimiser_named(optimiser, momentum),
@@ -209,6 +226,7 @@ def fedvi(
             prior=prior,
             falling=lr_within == "falling",
         )
+        client = in_schedule(learner, lr_within)
         first: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         mean = first["model"].mean
         first["model"] = Gaussian(mean, initial_scale(model, initial, division).to(mean), model.layouts["model"])
@@ -221,7 +239,13 @@ def fedvi(
             return {**broadcast, "model": fixed}
 
         q_layout = model.layouts["model"]
-        scalars = {"lr": lr, "kl_weight": kl_weight, "prior_scale": prior_scale}
+        scalars = {
+            "lr": lr,
+            "kl_weight": kl_weight,
+            "prior_scale": prior_scale,
+            "lr_drop": lr_drop,
+            "lr_drop_every": lr_drop_every,
+        }
         shared = {part: rule_named("fedavg") for part in model.trainable if part != "model"}
         program = Program(
             model,
@@ -289,6 +313,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "feduab": feduab,
     "fedvi": fedvi,
     "pvi": pvi,
+    "fedppd": fedppd,
 }
 
 

@@ -92,7 +92,7 @@ def predictive(
     """
     if closed:
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
-    if all(isinstance(q, Point) for q in parts.values()) and not dropout:
+    if all(isinstance(parts[p], Point) for p in model.layouts) and not dropout:
         draws = 1
     if batch is None:
         batch = 1024 if x.device.type == "cpu" else 16384

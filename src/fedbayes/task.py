@@ -128,6 +128,8 @@ def prepare(
         data.prepare,
         None if scale is None else (scale.mean, scale.std),
         precision == "bf16",
+        seed,
+        rounds,
     )
     _try_network(setting, clients)
     program = method.build(setting)

@@ -64,6 +64,17 @@ METHODS = {
     "fedvi, flipout, adam": {"estimator": "flipout", "optimiser": "adam", "lr": 0.01, "kl": "1/n"},
     "fedvi, wc, distance": {"rule": "wc", "weighting": "distance", "prior": "fixed", "kl": "1/B"},
     "fedvi, dwc": {"rule": "dwc", "lr_decay": 0.5},
+    "fedavg, steps": {"lr_within": "steps", "lr_drop": 0.5},
+    "fedppd": {},
+    "fedppd, as published": {
+        "temperature": 4.0,
+        "cooling": "1/n",
+        "schedule": "epochs",
+        "upload": "last",
+        "teacher_dropout": True,
+    },
+    "fedppd, sghmc": {"sampler": "sghmc", "burn_in": 1, "lr_within": "steps"},
+    "fedppd, psgld": {"sampler": "psgld", "thin": 2, "lr": 0.001, "lr_within": "polynomial", "momentum": 0.5},
 }
 
 

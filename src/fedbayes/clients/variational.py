@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
 from fedbayes.gradient import gradients
-from fedbayes.model import STATIC, Model
+from fedbayes.model import Model
 from fedbayes.networks.estimators import Plan, forward
 from fedbayes.noise import Tape
 from fedbayes.optimisers import Optimiser
@@ -70,7 +70,7 @@ def variational(
         assert isinstance(q, Gaussian)
         vectors = {"mean": q.mean, "rho": softplus_inverse(q.scale)}
         vectors |= {part: info.broadcast[part].mean for part in points}
-        static = {part: info.broadcast[part].mean for part in STATIC if part in model.layouts}
+        static = {part: info.broadcast[part].mean for part in model.static}
         zero = q.mean.new_zeros(())
         return Learner(vectors, static, optimiser.init(vectors), zero, zero)
 
