@@ -22,6 +22,7 @@ from fedbayes.model import Likelihood, Model
 from fedbayes.networks.estimators import ESTIMATORS
 from fedbayes.noise import Tape
 from fedbayes.optimisers import OPTIMISERS, Optimiser
+from fedbayes.posterior import Gaussian
 from fedbayes.samplers import SAMPLERS
 from fedbayes.server.rules import RULES
 
@@ -76,6 +77,14 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "input_noise": ("not negative", lambda v: v >= 0),
     "burn_in": ("a whole number of epochs", lambda v: isinstance(v, int) and v >= 0),
     "thin": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "rank": ("a whole number of at least 2", lambda v: isinstance(v, int) and v >= 2),
+    "swag_rounds": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "swag_every": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "swag_start": ("a share in [0, 1)", lambda v: 0 <= v < 1),
+    "samples": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "shrinkage": ("not negative", lambda v: v >= 0),
+    "burn_share": ("a share in [0, 1)", lambda v: 0 <= v < 1),
+    "plain_rounds": ("a whole number of rounds", lambda v: isinstance(v, int) and v >= 0),
     "friction": ("in (0, 1]", lambda v: 0 < v <= 1),
     "memory": ("in [0, 1)", lambda v: 0 <= v < 1),
     "server_lr": ("positive", lambda v: v > 0),
@@ -91,6 +100,8 @@ CHOICES: dict[str, Collection[str]] = {
     "server": OPTIMISERS,
     "rule": RULES,
     "lr_within": WITHIN,
+    "covariance": ("diagonal", "low_rank"),
+    "pooled": [name for name, rule in RULES.items() if Gaussian in rule.takes and not rule.needs_reference],
     "sampler": SAMPLERS,
     "cooling": COOLING,
     "schedule": SCHEDULES,

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fedbayes.clients.client import Client, Info, Upload
 from fedbayes.errors import InputError
+from fedbayes.lowrank import mean_covariance
 from fedbayes.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Draws, Gaussian, Parts, Point, Posterior
+from fedbayes.posterior import Draws, Gaussian, LowRank, Parts, Point, Posterior
 from fedbayes.server.rules import RULES, Rule, Statistics, largest
 from fedbayes.server.weighting import Weighting
 
@@ -177,7 +178,7 @@ def close_round(
     if program.server_optimiser is not None:
         pooled[program.main], optimiser = _server_step(program, state, pooled[program.main])
     if program.members or program.noise in BY_MEMBERS:
-        pooled |= gathered(program, outcome.uploads)
+        pooled |= gathered(program, pooled, outcome.uploads)
     return FederationState(state.round + 1, pooled, optimiser), report
 
 
@@ -191,8 +192,15 @@ def _weigh_uploads(program: Program, order: Order, uploads: Sequence[Contributio
     return add_terms(program, made)
 
 
-def gathered(program: Program, uploads: Sequence[Contribution]) -> Parts:
-    """The cohort's uploads as one ensemble for each part, under names of their own."""
+def gathered(program: Program, pooled: Parts, uploads: Sequence[Contribution]) -> Parts:
+    """The cohort's uploads as one ensemble for each part, under names of their own.
+
+    Normals with a covariance become one, about the pooled mean, with the mean of their covariances by size.
+    """
+    if isinstance(uploads[0].parts[program.main], LowRank):
+        sizes = torch.stack([u.n for u in uploads]).double()
+        low = [q for u in uploads if isinstance(q := u.parts[program.main], LowRank)]
+        return {MEMBERS + program.main: mean_covariance(pooled[program.main].mean, low, sizes)}
     return {
         MEMBERS + part: Draws(torch.stack([u.parts[part].mean for u in uploads]), program.initial[part].layout)
         for part in program.rules

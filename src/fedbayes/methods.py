@@ -30,6 +30,7 @@ from fedbayes.federation import Program, check_rules, static_rules
 from fedbayes.model import points_by_default
 from fedbayes.networks.estimators import plan
 from fedbayes.posterior import Gaussian, Parts, Point
+from fedbayes.relatives import averaging, collecting
 from fedbayes.server.rules import Rule, rule_named
 from fedbayes.server.weighting import weighting_named
 
@@ -302,8 +303,63 @@ def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1,
     return Method("pvi", {"damping": damping, **base.options}, build)
 
 
+def fedswag(
+    *,
+    covariance: str = "diagonal",
+    rank: int = 10,
+    swag_rounds: int = 1,
+    swag_every: int = 1,
+    swag_start: float = 0.5,
+    swag_lr: float | None = None,
+    pooled: str = "nwa",
+    test_draws: int = 20,
+    **options: Any,
+) -> Method:
+    """FedAvg, and SWAG on every client in the last `swag_rounds` rounds (Maddox et al., 2019; Linsner et al., 2021).
+
+    `covariance` "low_rank": the diagonal and the last `rank` deviations, half each; the server keeps all factors.
+    Iterates count every `swag_every` steps after the share `swag_start` of a round's, at rate `swag_lr` (`lr` where it
+    is not given). `pooled` is the rule for the normals; that of low rank has the mean of the clients' covariances.
+    """
+    own = {k: v for k, v in locals().items() if k != "options"}
+    check_options(own)
+    _refuse("fedswag", options, "rule", "it is `pooled`")
+    return collecting(_call(fedavg, options), own)
+
+
+def fedpa(
+    *,
+    samples: int = 5,
+    shrinkage: float = 0.01,
+    burn_share: float = 0.4,
+    plain_rounds: int = 0,
+    server: str = "sgd",
+    server_lr: float = 0.2,
+    **options: Any,
+) -> Method:
+    """FedPA: clients send Sigma^-1 (broadcast - mean) of their posterior samples (Al-Shedivat et al., 2021).
+
+    `samples` means of consecutive iterates after a share `burn_share` of a round's steps; `shrinkage` is the paper's
+    rho. The server's optimiser takes the averaged deltas for gradients. The first `plain_rounds` are FedAvg's.
+    """
+    own = {"samples": samples, "shrinkage": shrinkage, "burn_share": burn_share, "plain_rounds": plain_rounds}
+    check_options(own)
+    return averaging(_call(fedavg, {"server": server, "server_lr": server_lr, **options}), own)
+
+
+def _refuse(method: str, options: Mapping[str, Any], name: str, why: str) -> None:
+    if name in options:
+        raise InputError(f"{name} is fixed in {method}: {why}")
+
+
 # Methods that hand their remaining options on to another.
-BASES: dict[str, Callable[..., Method]] = {"fedprox": fedavg, "feduab": fedvi, "pvi": fedvi}
+BASES: dict[str, Callable[..., Method]] = {
+    "fedprox": fedavg,
+    "feduab": fedvi,
+    "pvi": fedvi,
+    "fedswag": fedavg,
+    "fedpa": fedavg,
+}
 
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -314,6 +370,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedvi": fedvi,
     "pvi": pvi,
     "fedppd": fedppd,
+    "fedswag": fedswag,
+    "fedpa": fedpa,
 }
 
 

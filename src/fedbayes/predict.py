@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from fedbayes.model import Model, Weights
 from fedbayes.noise import Tape, address, generator
-from fedbayes.posterior import Draws, Gaussian, Point, Posterior
+from fedbayes.posterior import Draws, Gaussian, LowRank, Point, Posterior
 
 
 class Predictive(NamedTuple):
@@ -64,7 +64,9 @@ def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) 
         draws = members[0]
     drawn = {}
     for name, q in parts.items():
-        if isinstance(q, Gaussian):
+        if isinstance(q, LowRank):
+            drawn[name] = q.sample(draws, generator(*place, name))
+        elif isinstance(q, Gaussian):
             noise = torch.randn(draws, q.mean.shape[-1], generator=generator(*place, name)).to(q.mean)
             drawn[name] = q.at(noise)
         else:

@@ -66,6 +66,9 @@ METHODS = {
     "fedvi, dwc": {"rule": "dwc", "lr_decay": 0.5},
     "fedavg, steps": {"lr_within": "steps", "lr_drop": 0.5},
     "fedppd": {},
+    "fedswag": {"test_draws": 2},
+    "fedswag, low rank": {"covariance": "low_rank", "rank": 3, "swag_every": 2, "swag_start": 0.0, "test_draws": 2},
+    "fedpa": {"samples": 3, "shrinkage": 0.5},
     "fedppd, as published": {
         "temperature": 4.0,
         "cooling": "1/n",
