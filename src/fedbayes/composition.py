@@ -18,7 +18,7 @@ from fedbayes.clients.variational import KL_WEIGHTS
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import NOISE, Program
 from fedbayes.layout import matches
-from fedbayes.model import Likelihood, Model
+from fedbayes.model import Augment, Likelihood, Model
 from fedbayes.networks.estimators import ESTIMATORS
 from fedbayes.noise import Tape
 from fedbayes.optimisers import OPTIMISERS, Optimiser
@@ -38,6 +38,7 @@ class Setting:
     prepare: Callable[[Tensor], Tensor] | None = None
     units: tuple[Tensor, Tensor] | None = None
     bfloat16: bool = False
+    augment: Augment | None = None
     seed: int = 0
     rounds: int = 1
 
@@ -54,6 +55,7 @@ class Method:
 # Each option's requirement, in words and as a test; one table for all methods.
 REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "lr": ("positive", lambda v: v > 0),
+    "global_lr": ("positive", lambda v: v > 0),
     "epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "train_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
@@ -112,7 +114,7 @@ CHOICES: dict[str, Collection[str]] = {
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
+    for name, value in [pair for row in options.items() for pair in _each(*row)]:
         if name in REQUIREMENTS:
             words, fine = REQUIREMENTS[name]
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -120,6 +122,11 @@ def check_options(options: Mapping[str, Any]) -> None:
                 raise InputError(f"{name} must be {words}, not {value!r}")
         if name in CHOICES and isinstance(value, str) and value not in CHOICES[name]:
             raise unknown(name, value, CHOICES[name])
+
+
+def _each(name: str, value: Any) -> list[tuple[str, Any]]:
+    """An option as pairs of name and value: one, or one for each entry of a table of them by pattern."""
+    return [(name, v) for v in value.values()] if isinstance(value, Mapping) else [(name, value)]
 
 
 def model_of(setting: Setting, points: list[str] | None) -> Model:
@@ -132,6 +139,7 @@ def model_of(setting: Setting, points: list[str] | None) -> Model:
         prepare=setting.prepare,
         units=setting.units,
         bfloat16=setting.bfloat16,
+        augment=setting.augment,
     )
 
 

@@ -120,6 +120,7 @@ def student_of(setting: Setting, student: str | nn.Module | None) -> Model:
         prepare=setting.prepare,
         units=setting.units,
         bfloat16=setting.bfloat16,
+        augment=setting.augment,
         name=STUDENT,
     )
 

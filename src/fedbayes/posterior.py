@@ -157,7 +157,8 @@ Parts = dict[str, Posterior]  # what is broadcast, uploaded or kept: named parts
 KINDS: dict[str, type[Any]] = {"point": Point, "gaussian": Gaussian, "draws": Draws, "lowrank": LowRank}
 
 
-def _fields(q: Any) -> list[str]:
+def fields_of(q: Any) -> list[str]:
+    """The names of the tensors of a value, or of a kind of values."""
     return [name for name in q.__dataclass_fields__ if name != "layout"]
 
 
@@ -171,19 +172,19 @@ def _layout(q: Posterior) -> Layout:
 for _kind in KINDS.values():
     pytree.register_pytree_node(
         _kind,
-        lambda q: ([getattr(q, name) for name in _fields(q)], (type(q), q.layout)),
+        lambda q: ([getattr(q, name) for name in fields_of(q)], (type(q), q.layout)),
         lambda leaves, context: context[0](*leaves, context[1]),
     )
 
 
 def map_tensors(q: Any, f: Any) -> Any:
     """The same value with f applied to each of its tensors."""
-    return replace(q, **{name: f(getattr(q, name)) for name in _fields(q)})
+    return replace(q, **{name: f(getattr(q, name)) for name in fields_of(q)})
 
 
 def check(q: Posterior, what: str = "posterior") -> None:
     """Raise where a value is not a distribution: not finite, or a scale that is not positive."""
-    for name in _fields(q):
+    for name in fields_of(q):
         t = getattr(q, name)
         if not torch.isfinite(t).all():
             raise ValueError(f"{what}: {int((~torch.isfinite(t)).sum())} of {t.numel()} entries of {name} not finite")
@@ -205,7 +206,7 @@ def flatten_parts(parts: Mapping[str, Posterior]) -> tuple[dict[str, Tensor], di
     names = {kind: name for name, kind in KINDS.items()}
     for part, q in parts.items():
         header[part] = {"kind": names[type(q)], "layout": q.layout.to_json() if q.layout else None}
-        tensors |= {f"{part}.{field}": getattr(q, field) for field in _fields(q)}
+        tensors |= {f"{part}.{field}": getattr(q, field) for field in fields_of(q)}
     return tensors, header
 
 
@@ -214,9 +215,8 @@ def unflatten_parts(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) ->
     parts: Parts = {}
     for part, row in header.items():
         kind = KINDS[row["kind"]]
-        fields = [name for name in kind.__dataclass_fields__ if name != "layout"]
         layout = Layout.from_json(row["layout"]) if row["layout"] else None
-        parts[part] = kind(*(tensors[f"{part}.{name}"] for name in fields), layout)
+        parts[part] = kind(*(tensors[f"{part}.{name}"] for name in fields_of(kind)), layout)
     return parts
 
 

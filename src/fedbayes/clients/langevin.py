@@ -129,8 +129,8 @@ def _draw(teacher: Model, sampler: Sampler, rate: Rate, cooling: str) -> Step:
 
 def _teach(teacher: Model, student: Model, optimiser: Optimiser, rate: Rate, dropout: bool) -> Step:
     """The student's step towards what the newest draw says of noisy inputs."""
-    # Noise is added to what the networks see, so that they must not prepare it again.
-    says, learns = (replace(model, prepare=_as_it_is) for model in (teacher, student))
+    # Both see the same noisy inputs, so that neither must prepare or augment them again.
+    says, learns = (replace(model, prepare=_as_it_is, augment=None) for model in (teacher, student))
 
     def imitation(vectors: Vectors, static: Vectors, x: Tensor, targets: Tensor, mask: Any, tape: Tape) -> Any:
         weights = student.weights({**vectors, **static})
@@ -139,7 +139,7 @@ def _teach(teacher: Model, student: Model, optimiser: Optimiser, rate: Rate, dro
         return value, (static, value.detach())
 
     def teach(state: State, b: Batch, tape: Tape, info: Info) -> State:
-        at, x = state.student, teacher.inputs(b.x)
+        at, x = state.student, teacher.inputs(teacher.augmented(b.x, tape))
         if x.is_floating_point():
             x = x + info.options["input_noise"] * tape(x)
         weights = teacher.weights({**state.teacher.vectors, **state.teacher.static})
