@@ -24,6 +24,7 @@ from fedbayes.noise import Tape
 from fedbayes.optimisers import OPTIMISERS, Optimiser
 from fedbayes.posterior import Gaussian
 from fedbayes.samplers import SAMPLERS
+from fedbayes.server.distil import FITS
 from fedbayes.server.rules import RULES
 
 
@@ -87,6 +88,14 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "shrinkage": ("not negative", lambda v: v >= 0),
     "burn_share": ("a share in [0, 1)", lambda v: 0 <= v < 1),
     "plain_rounds": ("a whole number of rounds", lambda v: isinstance(v, int) and v >= 0),
+    "ensemble_draws": ("a whole number of draws", lambda v: isinstance(v, int) and v >= 0),
+    "spread": ("positive", lambda v: v > 0),
+    "sharpen": ("positive", lambda v: v > 0),
+    "server_student_lr": ("positive", lambda v: v > 0),
+    "server_epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "server_batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "swa_start": ("a whole number of steps", lambda v: isinstance(v, int) and v >= 0),
+    "swa_every": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "friction": ("in (0, 1]", lambda v: 0 < v <= 1),
     "memory": ("in [0, 1)", lambda v: 0 <= v < 1),
     "server_lr": ("positive", lambda v: v > 0),
@@ -102,6 +111,7 @@ CHOICES: dict[str, Collection[str]] = {
     "server": OPTIMISERS,
     "rule": RULES,
     "lr_within": WITHIN,
+    "fit": FITS,
     "covariance": ("diagonal", "low_rank"),
     "pooled": [name for name, rule in RULES.items() if Gaussian in rule.takes and not rule.needs_reference],
     "sampler": SAMPLERS,

@@ -52,6 +52,9 @@ class Program(NamedTuple):
     dropout: bool = False  # MC dropout: dropout stays on in prediction
     server_optimiser: tuple[Optimiser, float] | None = None  # on the pooled mean, with its learning rate
     server_client: Client | None = None  # trains on the server's data after the pooling
+    # What it trains towards on unlabelled inputs [N, ...], made of the cohort's uploads (parts `members.*`) and noise
+    # of an address; without, the data's own targets.
+    server_targets: Callable[[Parts, Tensor, tuple[int | str, ...]], Tensor] | None = None
     uploaded: Callable[[Parts], Parts] = lambda broadcast: broadcast  # the kind of an upload, for its size
     members: bool = False  # the round's uploads are kept and predict, as an ensemble
     closed: bool = False  # a linear network: the moments of its prediction in closed form
@@ -62,7 +65,8 @@ class Program(NamedTuple):
     @property
     def needs_uploads(self) -> bool:
         """Whether the server must see every upload (memory O(cohort * weights)) instead of a running sum."""
-        return self.weighting.compare is not None or self.members or self.noise in BY_MEMBERS
+        seen = self.members or self.server_targets is not None or self.noise in BY_MEMBERS
+        return self.weighting.compare is not None or seen
 
 
 class FederationState(NamedTuple):

@@ -24,7 +24,7 @@ from fedbayes.composition import (
     point_client,
     server_optimiser,
 )
-from fedbayes.distilled import fedppd
+from fedbayes.distilled import distil_options, distilling, fedppd, fedppd_distill
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import Program, check_rules, static_rules
 from fedbayes.model import points_by_default
@@ -400,13 +400,26 @@ def fedpa(
     return averaging(_call(fedavg, {"server": server, "server_lr": server_lr, **options}), own)
 
 
+def fedbe(**options: Any) -> Method:
+    """FedAvg with a server that distils an ensemble around the clients on unlabelled inputs (Chen & Chao, 2021)."""
+    _refuse("fedbe", options, "server", "the server distils")
+    own = distil_options(**{k: options.pop(k) for k in option_names(distil_options) if k in options})
+    base = _call(fedavg, options)
+
+    def build(setting: Setting) -> Program:
+        program = base.build(setting)
+        return distilling(program, {"server_lr": program.model}, own)
+
+    return Method("fedbe", {**base.options, **own}, build)
+
+
 def _refuse(method: str, options: Mapping[str, Any], name: str, why: str) -> None:
     if name in options:
         raise InputError(f"{name} is fixed in {method}: {why}")
 
 
-# Methods that hand their remaining options on to another.
-BASES: dict[str, Callable[..., Method]] = {
+# Methods that hand their remaining options on to another, or to several.
+BASES: dict[str, Callable[..., Any] | tuple[Callable[..., Any], ...]] = {
     "fedprox": fedavg,
     "feduab": fedvi,
     "pvi": fedvi,
@@ -416,6 +429,8 @@ BASES: dict[str, Callable[..., Method]] = {
     "pfedbayes": fedvi,
     "fedswag": fedavg,
     "fedpa": fedavg,
+    "fedbe": (distil_options, fedavg),
+    "fedppd_distill": (distil_options, fedppd),
 }
 
 
@@ -433,6 +448,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedppd": fedppd,
     "fedswag": fedswag,
     "fedpa": fedpa,
+    "fedbe": fedbe,
+    "fedppd_distill": fedppd_distill,
 }
 
 
@@ -443,11 +460,13 @@ def method_named(name: str, options: Mapping[str, Any] | None = None) -> Method:
     return _call(METHODS[name], dict(options or {}))
 
 
-def option_names(make: Callable[..., Method]) -> list[str]:
-    """The options that a method takes, those of the method it builds on included."""
-    own = list(make.__kwdefaults__ or {})
-    base = BASES.get(make.__name__)
-    return own + ([n for n in option_names(base) if n not in own] if base else [])
+def option_names(make: Callable[..., Any]) -> list[str]:
+    """The options that a method takes, those of the methods it builds on included."""
+    names = list(make.__kwdefaults__ or {})
+    base = BASES.get(make.__name__, ())
+    for other in base if isinstance(base, tuple) else (base,):
+        names += [n for n in option_names(other) if n not in names]
+    return names
 
 
 def _call(make: Callable[..., Method], options: dict[str, Any]) -> Method:

@@ -32,6 +32,7 @@ from fedbayes.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
 from fedbayes.noise import address
 from fedbayes.personal import personal_of
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
+from fedbayes.serving import server_engine
 
 
 class Best(NamedTuple):
@@ -71,6 +72,7 @@ class Task:
     personal: Any = None  # the engine that makes them
     target_loss: float | None = None  # stop when the training loss is as low
     target_accuracy: float | None = None  # stop when the accuracy on the test set is as high
+    server: Any = None  # the engine that distils at the server
 
     def begin(self) -> Progress:
         return Progress(begin(self.program))
@@ -112,7 +114,7 @@ def prepare(
     personal_every: int = 0,
     target_loss: float | None = None,
     target_accuracy: float | None = None,
-    server_data: Tensor | None = None,
+    server_data: Any = None,
     init: Mapping[str, Posterior] | None = None,
 ) -> Task:
     """Check everything that can be checked before the first round, and bind the method to the network and the data."""
@@ -151,7 +153,7 @@ def prepare(
     if init is not None:
         program = program._replace(initial=_initial(program, init, where))
     store = Store(*_on_device(data, where), clients.train_rows)
-    if program.server_client is not None:
+    if program.server_client is not None and program.server_targets is None:
         server_data = clients.server if server_data is None else server_data
         if not len(server_data):
             raise InputError("server_data: this method trains at the server and needs rows there; there are none")
@@ -188,6 +190,7 @@ def prepare(
         made.beside(at_home(program), address(seed, "personal")),
         target_loss,
         target_accuracy,
+        None if program.server_targets is None else server_engine(program, made, clients, server_data, seed),
     )
 
 

@@ -72,6 +72,9 @@ METHODS = {
     "fedppd": {},
     "fedswag": {"test_draws": 2},
     "fedswag, low rank": {"covariance": "low_rank", "rank": 3, "swag_every": 2, "swag_start": 0.0, "test_draws": 2},
+    "fedbe": {"server_batch": 5, "server_epochs": 3, "swa_start": 3, "swa_every": 2},
+    "fedbe, dirichlet": {"server_batch": 5, "server_epochs": 1, "fit": "dirichlet", "spread": 0.5},
+    "fedppd_distill": {"server_batch": 5, "server_epochs": 2, "swa_start": 2, "swa_every": 1},
     "fedpa": {"samples": 3, "shrinkage": 0.5},
     "fedppd, as published": {
         "temperature": 4.0,
@@ -88,7 +91,11 @@ METHODS = {
 def one_round(network: str, method: str, engine: str, sizes: list[int], **options: object) -> fb.Run:
     torch.manual_seed(3)
     made = fb.methods.method_named(method.split(",")[0], {"batch": 5, "epochs": 2, **METHODS[method]})
-    run = fit(NETWORKS[network]().double(), sites(sizes), method=made, rounds=1, seed=4, engine=engine, **options)
+    server = torch.linspace(-2, 2, 13 * 6, dtype=torch.float64).sin().reshape(13, 6)
+    run = fit(
+        NETWORKS[network]().double(), sites(sizes), method=made, rounds=1, seed=4, engine=engine, server_data=server,
+        **options,
+    )  # fmt: skip
     return run
 
 
