@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbayes.errors import InputError, unknown
+from fedbayes.networks import distilled
 from fedbayes.noise import address
 
 Shape = Sequence[int]
@@ -78,7 +79,18 @@ def text_cnn(
     return TextCNN(outputs, words, width, channels, spans)
 
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"linear": linear, "mlp": mlp, "cnn": cnn, "text_cnn": text_cnn}
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "text_cnn": text_cnn,
+    "fedppd_mnist": distilled.fedppd_mnist,
+    "fedppd_mnist_student": distilled.fedppd_mnist_student,
+    "fedppd_femnist": distilled.fedppd_femnist,
+    "fedppd_femnist_student": distilled.fedppd_femnist_student,
+    "fedppd_cifar": distilled.fedppd_cifar,
+    "fedppd_cifar_student": distilled.fedppd_cifar_student,
+}
 
 
 def network_named(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:
