@@ -20,6 +20,11 @@ def run(
     engine: Annotated[str | None, typer.Option(help="auto, loop or stacked.")] = None,
     compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
     tensorboard: Events = False,
+    active: Annotated[
+        str | None, typer.Option(help="Active learning by entropy, mutual_information or random: labels are asked for.")
+    ] = None,
+    labelled: Annotated[int, typer.Option(help="Rows that a client has labels of at first, with --active.")] = 20,
+    budget: Annotated[int, typer.Option(help="Labels that a client asks for after each stage, with --active.")] = 20,
 ) -> None:
     """Train an experiment into a folder, and write its report."""
     from fedbayes.study.experiment import with_settings
@@ -34,6 +39,12 @@ def run(
         from fedbayes.study.build import options_of_method
 
         experiment = with_settings(experiment, given, options_of_method)
+    if active is not None:
+        from fedbayes.study.active import Active, run_active
+
+        home = output or Path("runs") / f"{Path(name).stem}-{active}"
+        _train(lambda watch: run_active(experiment, Active(active, labelled, budget), home, watch), home, tensorboard)
+        return
     folder = output or Path("runs") / Path(name).stem
     from fedbayes.study.run import run as train
 
@@ -63,7 +74,10 @@ def sweep(
 @app.command()
 def resume(folder: Folder, tensorboard: Events = False) -> None:
     """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
-    from fedbayes.study.run import resume as go_on
+    if (folder / "active.toml").is_file():
+        from fedbayes.study.active import resume_active as go_on
+    else:
+        from fedbayes.study.run import resume as go_on  # type: ignore[assignment]
 
     _train(lambda watch: go_on(folder, watch), folder, tensorboard)
 
