@@ -119,7 +119,7 @@ def test_the_command_line_runs_resumes_and_reports(quick, tmp_path):
 
 
 def test_entropy_beats_random_on_digits_by_the_area_under_the_curve(tmp_path):
-    """Means over three seeds: forty labels a client to begin with, ten more a stage. Twenty-four runs: the claim is about a curve."""
+    """Means over three seeds: forty labels a client to begin with, ten more a stage; the claim is about curves."""
     base = Experiment(
         data="digits", network="mlp", network_options={"hidden": [40]}, clients=4, rounds=6, method="fedavg",
         options={"epochs": 4, "batch": 10, "lr": 0.3}, evaluate_every=6, checkpoint_every=6,
