@@ -50,11 +50,11 @@ def test_every_cell_has_a_method_and_comes_back_from_toml(table):
 
 
 def test_fedppd_is_as_published_and_t_1_stands_beside_it():
-    cold, warm = (printed_fedppd.experiment_of("MNIST", row).options for row in ("FedPPD", "FedPPD, T = 1"))
+    cold, warm = (printed_fedppd.experiment_of("MNIST", row).options for row in ("FedPPD", "FedPPD at T = 1"))
     assert (cold["temperature"], cold["cooling"]) == (4.0, "1/n")
     assert "temperature" not in warm  # the method's own: the posterior
     assert cold["student"] == "fedppd_mnist_student"
-    wide = printed_fedppd.experiment_of("MNIST", "FedAvg, student's network")
+    wide = printed_fedppd.experiment_of("MNIST", "FedAvg with the student's network")
     assert (wide.network, wide.method) == ("fedppd_mnist_student", "fedavg")
 
 

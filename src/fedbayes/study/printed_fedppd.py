@@ -96,9 +96,9 @@ ROWS = (
     "FedPPD",
     "FedPPD + Distill",
     "FedPA",
-    "FedPPD, T = 1",
-    "FedAvg, student's network",
-    "FedBE, student's network",
+    "FedPPD at T = 1",
+    "FedAvg with the student's network",
+    "FedBE with the student's network",
 )
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedAvg": ("fedavg", {}),
@@ -107,7 +107,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedPPD": ("fedppd", AS_PUBLISHED),
     "FedPPD + Distill": ("fedppd_distill", AS_PUBLISHED),
     "FedPA": ("fedpa", {"burn_share": 0.5}),
-    "FedPPD, T = 1": ("fedppd", {}),
+    "FedPPD at T = 1": ("fedppd", {}),
 }
 
 
@@ -169,7 +169,7 @@ ABSENT = {
 
 def experiment_of(data: str, row: str, *, iid: bool = False) -> Experiment:
     """The paper's setting: 10 clients, all take part, 10 local epochs, batch 40, 10,000 inputs at the server."""
-    base, _, wider = row.partition(", student's")
+    base, _, wider = row.partition(" with the student's")
     name, options = METHODS[base]
     options = {**COMMON, **{k: v for k, v in RATES[data].items() if k != "student_lr"}, **options}
     if name.startswith("fedppd"):
