@@ -15,6 +15,7 @@ from fedbayes.composition import (
     batch_like,
     by_round,
     check_batch,
+    check_dropout,
     check_options,
     check_points,
     in_schedule,
@@ -72,6 +73,7 @@ def fedavg(
     check_options(options)
 
     def build(setting: Setting) -> Program:
+        check_dropout(setting, mc_dropout)
         model = model_of(setting, None)
         client = point_client(setting, model, options)
         initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}

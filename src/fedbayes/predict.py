@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -60,20 +60,32 @@ def _entropy(probs: Tensor, kind: str) -> Tensor:
 
 def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dict[str, Tensor]:
     """Weight vectors [Z, P] of each part. Z is the number of members where a part is an ensemble (Draws)."""
-    members = [q.values.shape[0] for q in parts.values() if isinstance(q, Draws)]
-    if members:
-        draws = members[0]
-    drawn = {}
+    return _drawn(parts, draws, _noise(parts, draws, *place))
+
+
+def _drawn(parts: Mapping[str, Posterior], draws: int, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    draws = _count(parts, draws)
+    return {
+        name: q.at(noise[name].to(q.mean.dtype))
+        if isinstance(q, Gaussian | LowRank)
+        else (q.values if isinstance(q, Draws) else q.mean.expand(draws, -1))
+        for name, q in parts.items()
+    }
+
+
+def _noise(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dict[str, Tensor]:
+    """The standard normals [Z, P] of each part that is a Gaussian."""
+    draws, made = _count(parts, draws), {}
     for name, q in parts.items():
-        if isinstance(q, LowRank):
-            drawn[name] = q.sample(draws, generator(*place, name))
-        elif isinstance(q, Gaussian):
-            size = draws * q.mean.shape[-1]
-            normals = _normals if size <= KEPT else _normals.__wrapped__
-            drawn[name] = q.at(normals(draws, q.mean.shape[-1], q.mean.device, (*place, name)).to(q.mean.dtype))
-        else:
-            drawn[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
-    return drawn
+        if isinstance(q, Gaussian | LowRank):
+            size = q.normals if isinstance(q, LowRank) else q.mean.shape[-1]
+            normals = _normals if draws * size <= KEPT else _normals.__wrapped__
+            made[name] = normals(draws, size, q.mean.device, (*place, name))
+    return made
+
+
+def _count(parts: Mapping[str, Posterior], draws: int) -> int:
+    return next((q.values.shape[0] for q in parts.values() if isinstance(q, Draws)), draws)
 
 
 KEPT = 2**24  # normals of one address are kept for the next prediction up to this many
@@ -83,6 +95,16 @@ KEPT = 2**24  # normals of one address are kept for the next prediction up to th
 def _normals(draws: int, weights: int, device: torch.device, place: tuple[int | str, ...]) -> Tensor:
     """Standard normals of an address on a device; a run is evaluated with the same ones again and again."""
     return torch.randn(draws, weights, generator=generator(*place)).to(device)
+
+
+Summaries = tuple[Tensor, ...]  # the first four fields of a Predictive
+Own = dict[str, Posterior]
+Carry = Callable[[Callable[[Own], Summaries], Own], Summaries]
+
+
+def directly(summarise: Callable[[Own], Summaries], parts: Own) -> Summaries:
+    """Summaries computed here and now."""
+    return summarise(parts)
 
 
 def predictive(
@@ -95,40 +117,43 @@ def predictive(
     dropout: bool = False,
     closed: bool = False,
     batch: int | None = None,
+    carry: Carry = directly,
 ) -> Predictive:
     """Predict N inputs with `draws` draws of the weights, the same draws for every input.
 
     Costs draws * N forward passes and memory O(draws * batch * C + N * C). Draw z is the same whatever `draws` is
     asked for with the same seed only if it is equal; a Point without dropout needs one draw. A part `noise` holds the
     variance of the targets' noise, which then stands for the likelihood's own, and a factor on the variance between
-    draws. `closed`: the exact moments of a linear network, without draws.
+    draws. `closed`: the exact moments of a linear network, without draws. `carry(f, parts)` carries out f(parts), which
+    stays on the device; not used with dropout, whose normals are the host's.
     """
     if closed:
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
     if all(isinstance(parts[p], Point) for p in model.layouts) and not dropout:
         draws = 1
-    if batch is None:
-        batch = 1024 if x.device.type == "cpu" else 16384
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # For what can't be taken over, such as alpha dropout.
         torch.manual_seed(address(seed, "predict", "torch"))
-        drawn = draw_weights({p: parts[p] for p in model.layouts}, draws, seed, "predict")
-        pieces = []
-        for start in range(0, max(len(x), 1), batch):
-            rows = x[start : start + batch]
-            place = (seed, "predict", start)
-            means, variances = each_draw(model, drawn, rows, model.likelihood.moments, place, dropout=dropout)
-            centre = means.mean(0)
-            pieces.append(
-                (
-                    centre,
-                    variances.mean(0),
-                    (means - centre).square().mean(0),
-                    _entropy(means, model.likelihood.kind).mean(0),
-                )
-            )
-        mean, aleatoric, epistemic, entropy = (torch.cat(column) for column in zip(*pieces))
+        own = {p: parts[p] for p in model.layouts}
+        noise = _noise(own, draws, seed, "predict")
+
+        def summarise(own: Own) -> Summaries:
+            drawn, pieces = _drawn(own, draws, noise), []
+            many = batch or _rows_at_once(model, drawn, x, dropout)
+            for start in range(0, max(len(x), 1), many):
+                rows, place = x[start : start + many], (seed, "predict", start)
+                means, variances = each_draw(model, drawn, rows, model.likelihood.moments, place, dropout=dropout)
+                pieces.append(_summaries(means, variances, model.likelihood.kind))
+            return tuple(torch.cat(column) for column in zip(*pieces))
+
+        made = directly(summarise, own) if dropout else carry(summarise, own)
+    mean, aleatoric, epistemic, entropy = made
     return _in_units(model, _noisy(parts, Predictive(mean, aleatoric, epistemic, entropy, model.likelihood.kind)))
+
+
+def _summaries(means: Tensor, variances: Tensor, kind: str) -> Summaries:
+    centre = means.mean(0)
+    return centre, variances.mean(0), (means - centre).square().mean(0), _entropy(means, kind).mean(0)
 
 
 def _in_units(model: Model, p: Predictive) -> Predictive:
@@ -180,15 +205,40 @@ def each_draw(
         weights = model.weights(vectors)
         return read(model.output(weights, x, None if noise is None else Tape(noise)), weights)
 
-    noise = None
-    if dropout:
-        tape = Tape()
-        model.output(model.weights({part: v[0] for part, v in drawn.items()}), x, tape)
-        noise = torch.randn(count, tape.used, generator=generator(*place)).to(x.device)
+    def noises() -> Iterator[Tensor | None]:
+        """The noise of one draw after another: large networks can't hold that of all."""
+        if not dropout:
+            yield from [None] * count
+            return
+        random = torch.Generator(x.device).manual_seed(address(*place))
+        used = _dropout_normals(model, drawn, x)
+        yield from (torch.randn(used, generator=random, device=x.device) for _ in range(count))
+
     if count > 1 and not (x.device.type == "cpu" and model.convolves):
+        noise = torch.stack(list(noises())) if dropout else None  # type: ignore[arg-type]
         try:
             return vmap(one, in_dims=(0, None if noise is None else 0), randomness="different")(drawn, noise)
         except (RuntimeError, ValueError):
             pass  # a network that vmap can't take; what is wrong with it otherwise shows below
-    rows = [one({part: v[z] for part, v in drawn.items()}, None if noise is None else noise[z]) for z in range(count)]
+    rows = [one({part: v[z] for part, v in drawn.items()}, noise) for z, noise in enumerate(noises())]
     return tuple(torch.stack(column) for column in zip(*rows))
+
+
+def _dropout_normals(model: Model, drawn: dict[str, Tensor], x: Tensor) -> int:
+    """How many normals the dropout of one forward pass reads, by a dry run."""
+    tape = Tape()
+    model.output(model.weights({part: v[0] for part, v in drawn.items()}), x, tape)
+    return tape.used
+
+
+MOST_NORMALS = {"cpu": 2**25, "cuda": 2**30}  # of dropout in memory at once
+
+
+def _rows_at_once(model: Model, drawn: dict[str, Tensor], x: Tensor, dropout: bool) -> int:
+    """Rows of a batch whose activations, under all draws, and whose dropout noise fit in memory."""
+    most = 1024 if x.device.type == "cpu" or model.convolves else 16384
+    if not dropout or not len(x):
+        return most
+    count = 1 if x.device.type == "cpu" and model.convolves else next(iter(drawn.values())).shape[0]
+    each = max(1, count * _dropout_normals(model, drawn, x[:1]))
+    return max(1, min(most, MOST_NORMALS.get(x.device.type, 2**25) // each))

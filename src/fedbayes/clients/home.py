@@ -77,7 +77,7 @@ def keep_home(inner: Client, split: Split, first: Parts) -> Client:
         def step(state: State, b: Any, tape: Tape, info: Info) -> State:
             return state._replace(inner=phase.step(state.inner, b, tape, info._replace(broadcast=state.whole)))
 
-        return phase._replace(step=step, rowwise=None)
+        return phase.with_step(step)
 
     def finish(state: State, info: Info) -> Upload:
         done = inner.finish(state.inner, info._replace(broadcast=state.whole))
