@@ -1,4 +1,4 @@
-"""Posteriors over a flat weight vector, as immutable values: Point, Gaussian, Draws."""
+"""Posteriors over a flat weight vector, as immutable values: Point, Gaussian, Draws, LowRank."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fedbayes.files import write_atomically
 from fedbayes.layout import Layout
+from fedbayes.lowrank import LowRank
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -151,9 +152,9 @@ class Draws:
         return {n: Draws(t) for n, t in _layout(self).split(self.values).items()}
 
 
-Posterior = Point | Gaussian | Draws
+Posterior = Point | Gaussian | Draws | LowRank
 Parts = dict[str, Posterior]  # what is broadcast, uploaded or kept: named parts, each with its own layout
-KINDS: dict[str, type[Any]] = {"point": Point, "gaussian": Gaussian, "draws": Draws}
+KINDS: dict[str, type[Any]] = {"point": Point, "gaussian": Gaussian, "draws": Draws, "lowrank": LowRank}
 
 
 def fields_of(q: Any) -> list[str]:
@@ -221,7 +222,7 @@ def unflatten_parts(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) ->
 
 def save(path: str | Path, parts: Mapping[str, Posterior] | Posterior) -> None:
     """Write a posterior, or named parts, as one safetensors file (atomically)."""
-    if isinstance(parts, Point | Gaussian | Draws):
+    if isinstance(parts, Point | Gaussian | Draws | LowRank):
         parts = {"model": parts}
     tensors, header = flatten_parts(parts)
     data = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}

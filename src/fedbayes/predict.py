@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from fedbayes.model import Model, Weights
 from fedbayes.noise import Tape, address, generator
-from fedbayes.posterior import Draws, Gaussian, Point, Posterior
+from fedbayes.posterior import Draws, Gaussian, LowRank, Point, Posterior
 
 
 class Predictive(NamedTuple):
@@ -67,7 +67,7 @@ def _drawn(parts: Mapping[str, Posterior], draws: int, noise: Mapping[str, Tenso
     draws = _count(parts, draws)
     return {
         name: q.at(noise[name].to(q.mean.dtype))
-        if isinstance(q, Gaussian)
+        if isinstance(q, Gaussian | LowRank)
         else (q.values if isinstance(q, Draws) else q.mean.expand(draws, -1))
         for name, q in parts.items()
     }
@@ -77,9 +77,10 @@ def _noise(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dic
     """The standard normals [Z, P] of each part that is a Gaussian."""
     draws, made = _count(parts, draws), {}
     for name, q in parts.items():
-        if isinstance(q, Gaussian):
-            normals = _normals if draws * q.mean.shape[-1] <= KEPT else _normals.__wrapped__
-            made[name] = normals(draws, q.mean.shape[-1], q.mean.device, (*place, name))
+        if isinstance(q, Gaussian | LowRank):
+            size = q.normals if isinstance(q, LowRank) else q.mean.shape[-1]
+            normals = _normals if draws * size <= KEPT else _normals.__wrapped__
+            made[name] = normals(draws, size, q.mean.device, (*place, name))
     return made
 
 
@@ -128,7 +129,7 @@ def predictive(
     """
     if closed:
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
-    if all(isinstance(q, Point) for q in parts.values()) and not dropout:
+    if all(isinstance(parts[p], Point) for p in model.layouts) and not dropout:
         draws = 1
     many = batch or _rows_at_once(model, parts, x, draws if dropout else 0)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

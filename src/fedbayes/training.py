@@ -30,6 +30,7 @@ from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.predict import Predictive, directly, predictive
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
+from fedbayes.serving import at_server
 from fedbayes.task import MONITORS, Best, Progress, Task, prepare
 
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
@@ -110,7 +111,9 @@ def close(
 ) -> tuple[Progress, dict[str, Any]]:
     """Close a round: aggregate, train at the server where the method does, evaluate when due."""
     state, report = close_round(task.program, progress.state, order, outcome)
-    if task.program.server_client is not None:
+    if task.server is not None:
+        state = at_server(task.program, task.server, state, order.options, outcome)
+    elif task.program.server_client is not None:
         upload = task.engine.server(task.program.server_client, state, order.options)
         state = state._replace(broadcast={**state.broadcast, **upload.parts})
     due = _due(task, state.round, task.evaluate_every)

@@ -104,9 +104,10 @@ class Stacked:
         notes, self.notes, self.steps.notes = self.notes + self.steps.notes, [], []
         return notes
 
-    def beside(self, program: Program, seed: int) -> Stacked:
-        """An engine for another program on the same data, with noise of its own; what is compiled is shared."""
-        return Stacked(program, self.store, seed=seed, chunk=self.chunk, steps=self.steps, workers=self.workers)
+    def beside(self, program: Program, seed: int, store: Store | None = None) -> Stacked:
+        """An engine for another program on this or other data, with noise of its own; what is compiled is shared."""
+        there = store or self.store
+        return Stacked(program, there, seed=seed, chunk=self.chunk, steps=self.steps, workers=self.workers)
 
     def server(self, *args: Any) -> Upload:
         """The server's own training: a cohort of one."""
