@@ -11,7 +11,7 @@ import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine.stacked import Stacked, train_together
 from fedbayes.engine.steps import Steps
-from fedbayes.training import Memory, evaluate, fit, prepare, rounds
+from fedbayes.training import Memory, evaluate, fit, prepare, rounds, rounds_together
 
 
 def sites(sizes: list[int], *, features: int = 6, classes: int = 3) -> fb.data.Clients:
@@ -215,6 +215,29 @@ def test_out_of_memory_means_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> 
     cramped = fit(network, sites([10] * 5), method="fedavg", rounds=1, engine="stacked")
     assert "2 clients at once" in cramped.journal[0]["notes"][0]
     same(cramped, plain, 1e-10)
+
+
+def test_out_of_memory_means_smaller_chunks_of_a_sweep_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Steps.run
+
+    def small_memory(self: Steps, work: object, state: object) -> object:
+        if work.together.size > 4:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(self, work, state)
+
+    torch.manual_seed(3)
+    network = BatchNormed().double()
+    answers = []
+    for cramped in (False, True):
+        if cramped:
+            monkeypatch.setattr(Steps, "run", small_memory)
+        options = {"rounds": 2, "engine": "stacked", "compile": "off"}
+        tasks = [prepare(network, sites([10] * 5), method="fedavg", seed=seed, **options) for seed in (0, 1)]
+        *_, last = rounds_together(tasks, [task.begin() for task in tasks], [Memory() for _ in tasks])
+        answers.append([entry[0].state.broadcast["model"].mean for entry in last])
+        assert tasks[0].engine.chunk == (2 if cramped else tasks[1].engine.chunk)
+    for plain, cramped in zip(*answers):
+        torch.testing.assert_close(cramped, plain, rtol=1e-10, atol=1e-10)
 
 
 def test_compiled_steps_agree_with_eager_ones() -> None:
