@@ -330,6 +330,17 @@ def _as_graph(steps: Steps, carry: Callable[..., object], *args: object) -> obje
         steps.mode = before
 
 
+COLD = {"temperature": 0.0, "input_noise": 0.0}
+SERVER = {"server_batch": 5, "server_epochs": 3, "swa_start": 3, "swa_every": 2}
+QUIET = {
+    "fedppd": COLD,
+    "fedppd_distill": {**COLD, **SERVER, "schedule": "epochs", "upload": "last"},
+    "fedbe": SERVER,
+    "fedswag": {"covariance": "low_rank", "rank": 3},
+    "fedpa": {"samples": 3},
+}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is seen here")
 class TestOnACudaDevice:
@@ -348,6 +359,21 @@ class TestOnACudaDevice:
         here = self.run("fedavg", "cpu", "off", rounds=3, engine="loop", **options)
         assert all("notes" not in record for record in there.journal)
         torch.testing.assert_close(there.posterior.mean.cpu(), here.posterior.mean, rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("compile", ["off", "graph"])
+    @pytest.mark.parametrize("method", QUIET)
+    def test_distilled_methods_without_noise_agree_with_the_cpu(self, method: str, compile: str) -> None:
+        """Three rounds: a graph that went on with the first round's pseudo-labels would be found out."""
+        server = torch.linspace(-2, 2, 13 * 6, dtype=torch.float64).sin().reshape(13, 6)
+        runs = []
+        for device, how, engine in (("cuda", compile, "stacked"), ("cpu", "off", "loop")):
+            torch.manual_seed(3)
+            made = fb.methods.method_named(method, {"batch": 5, "epochs": 2, **QUIET[method]})
+            network, options = NETWORKS["mlp"]().double(), {"device": device, "compile": how, "engine": engine}
+            runs.append(fit(network, sites(UNEQUAL), method=made, rounds=3, seed=4, server_data=server, **options))
+        assert all("notes" not in record for record in runs[0].journal)
+        for part, q in runs[1].parts.items():
+            torch.testing.assert_close(runs[0].parts[part].mean.cpu(), q.mean, rtol=1e-8, atol=1e-8)
 
     @pytest.mark.parametrize("method", ["fedavg", "feduab", "fedag"])
     def test_a_captured_evaluation_is_the_one_that_is_not(self, method: str) -> None:
