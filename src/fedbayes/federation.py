@@ -16,7 +16,7 @@ from fedbayes.errors import InputError
 from fedbayes.model import STATIC, Model
 from fedbayes.noise import generator
 from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Draws, Gaussian, Parts, Point, Posterior
+from fedbayes.posterior import Draws, Gaussian, Parts, Point, Posterior, scales
 from fedbayes.server.rules import RULES, Rule, Statistics, largest
 from fedbayes.server.weighting import Weighting
 
@@ -147,8 +147,9 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
     for part in program.rules:
         q = upload.parts[part]
         checked.append(q.mean)
-        if isinstance(q, Gaussian):
-            checked.append(torch.where(q.scale > 0, q.scale, torch.nan))
+        scale = scales(q)
+        if scale is not None:
+            checked.append(torch.where(scale > 0, scale, torch.nan))
     finite = torch.stack([torch.isfinite(t).all() for t in checked if t.is_floating_point()]).all()
     return terms, finite
 

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from fedbayes.model import Model, Weights
 from fedbayes.noise import Tape, address, generator
-from fedbayes.posterior import Draws, Gaussian, Point, Posterior
+from fedbayes.posterior import Draws, Point, Posterior
 
 
 class Predictive(NamedTuple):
@@ -64,11 +64,12 @@ def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) 
         draws = members[0]
     drawn = {}
     for name, q in parts.items():
-        if isinstance(q, Gaussian):
-            noise = torch.randn(draws, q.mean.shape[-1], generator=generator(*place, name)).to(q.mean)
-            drawn[name] = q.at(noise)
+        if isinstance(q, Draws):
+            drawn[name] = q.values
+        elif isinstance(q, Point):
+            drawn[name] = q.mean.expand(draws, -1)
         else:
-            drawn[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
+            drawn[name] = q.at(torch.randn(draws, q.mean.shape[-1], generator=generator(*place, name)).to(q.mean))
     return drawn
 
 
