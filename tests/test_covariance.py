@@ -5,7 +5,7 @@ import torch
 from torch import distributions as D
 from torch.func import vmap
 
-from fedbayes.covariance import FullGaussian
+from fedbayes.covariance import FullGaussian, from_precision, triangle
 from fedbayes.posterior import Gaussian, check, map_tensors
 
 P = 5
@@ -61,3 +61,20 @@ def test_it_passes_vmap_and_a_bad_triangle_is_refused():
         check(FullGaussian(torch.zeros(2), torch.full((2, 2), torch.nan)))
     with pytest.raises(TypeError, match="covariance"):
         alone[0].named()
+
+
+def test_the_factor_of_an_inverse_needs_no_second_inversion():
+    precision = _full(0, 3).covariance
+    tril = from_precision(precision)
+    assert torch.equal(tril, tril.tril())
+    torch.testing.assert_close(tril @ tril.mT @ precision, torch.eye(P).double().expand(3, P, P), rtol=0, atol=1e-10)
+
+
+def test_rounding_does_not_make_a_covariance_indefinite_but_nonsense_is_refused():
+    column = torch.randn(P, 1).double()
+    between = 1e9 * column @ column.T  # rank one: half of its eigenvalues are rounding errors below zero
+    between = between - 1e-6 * torch.eye(P).double()
+    tril = triangle(1e-8 * torch.eye(P).double(), between)
+    torch.testing.assert_close(tril @ tril.T, between, rtol=1e-6, atol=1e-3)
+    with pytest.raises(ValueError, match="positive definite"):
+        triangle(-torch.eye(P).double(), torch.zeros(P, P).double())

@@ -73,3 +73,31 @@ class FullGaussian:
     def _log_det(self) -> Tensor:
         """Half the logarithm of the covariance's determinant."""
         return torch.diagonal(self.tril, dim1=-2, dim2=-1).log().sum(-1)
+
+
+def triangle(within: Tensor, between: Tensor) -> Tensor:
+    """The Cholesky factor of within + between [P, P]: one positive definite, one positive but for rounding.
+
+    Where rounding makes the sum indefinite, negative eigenvalues of `between` are dropped first; where `within` itself
+    is singular to working precision, its diagonal is then raised by parts of 1e-14, 1e-13, ... until it is not.
+    """
+    tril, failed = torch.linalg.cholesky_ex(within + between)
+    if not failed:
+        return tril
+    values, vectors = torch.linalg.eigh(0.5 * (between + between.mT))
+    clean = within + (vectors * values.clamp(min=0)) @ vectors.mT
+    for power in range(-14, -3):
+        tril, failed = torch.linalg.cholesky_ex(clean + 10.0**power * clean.diagonal().diag())
+        if not failed:
+            return tril
+    raise ValueError("covariance: this matrix is not positive definite, and not by rounding alone")
+
+
+def from_precision(precision: Tensor) -> Tensor:
+    """The Cholesky factor of the inverse of matrices [..., P, P], without inverting them twice.
+
+    With the matrix in reverse order = K K^T, it is U U^T for the upper triangle U, K reversed; so U^-T is the factor.
+    """
+    upper = torch.linalg.cholesky(precision.flip((-2, -1))).flip((-2, -1))
+    one = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
+    return torch.linalg.solve_triangular(upper, one, upper=True).mT
