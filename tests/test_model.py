@@ -196,3 +196,25 @@ def test_tied_weights_stay_tied_in_training():
     weight, first, second = vector[:9].reshape(3, 3), vector[9:12], vector[12:]
     want = torch.tanh(X @ weight.T + first) @ weight.T + second
     torch.testing.assert_close(model.output(model.weights({"model": vector}), X), want)
+
+
+def test_training_sees_augmented_inputs_and_prediction_does_not():
+    seen = []
+
+    class Watching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            seen.append(x.detach().clone())
+            return x.flatten(1)[:, :2] * self.scale
+
+    model = Model.of(Watching(), categorical(), augment=lambda x, normals: x + normals.sum(-1)[:, None, None, None])
+    weights, x = model.weights(model.initial()), torch.randint(256, (4, 1, 2, 2), dtype=torch.uint8)
+    tape = Tape(torch.arange(12.0) / 7)  # normals, whatever inputs are stored as
+    model.train_output(weights, x, tape, None)
+    model.output(weights, x)
+    shift = (torch.arange(12.0) / 7).reshape(4, 3).sum(-1)[:, None, None, None]
+    torch.testing.assert_close(seen[0], x + shift)
+    torch.testing.assert_close(seen[1], x / 255)

@@ -16,7 +16,7 @@ from fedbayes.clients.variational import KL_WEIGHTS
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import NOISE, Program
 from fedbayes.layout import matches
-from fedbayes.model import Likelihood, Model
+from fedbayes.model import Augment, Likelihood, Model
 from fedbayes.networks.estimators import ESTIMATORS
 from fedbayes.noise import Tape
 from fedbayes.optimisers import OPTIMISERS, Optimiser
@@ -34,6 +34,7 @@ class Setting:
     prepare: Callable[[Tensor], Tensor] | None = None
     units: tuple[Tensor, Tensor] | None = None
     bfloat16: bool = False
+    augment: Augment | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Method:
 # Each option's requirement, in words and as a test; one table for all methods.
 REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "lr": ("positive", lambda v: v > 0),
+    "global_lr": ("positive", lambda v: v > 0),
     "epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "train_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
@@ -103,6 +105,7 @@ def model_of(setting: Setting, points: list[str] | None) -> Model:
         prepare=setting.prepare,
         units=setting.units,
         bfloat16=setting.bfloat16,
+        augment=setting.augment,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fedbayes.clients.client import Client, Info, Upload
 from fedbayes.errors import InputError
@@ -54,6 +55,8 @@ class Program(NamedTuple):
     members: bool = False  # the round's uploads are kept and predict, as an ensemble
     closed: bool = False  # a linear network: the moments of its prediction in closed form
     noise: str = "likelihood"  # where the observation noise of a regression comes from
+    personal: Client | None = None  # what a client does to make the model its own; its upload is that model, whole
+    whole: bool = True  # whether the broadcast predicts; else only personal models do
 
     @property
     def needs_uploads(self) -> bool:
@@ -118,8 +121,12 @@ def open_round(
     """Choose the cohort of the next round by its address, drop a share of it, and fix the round's options."""
     number = state.round
     staying, gone = cohort_of(number, clients=clients, cohort=cohort, seed=seed, dropout=dropout)
-    sent = {part: q for part, q in state.broadcast.items() if part in program.initial}
-    return Order(number, staying, gone, sent, program.options(number))
+    return Order(number, staying, gone, broadcast_of(program, state), program.options(number))
+
+
+def broadcast_of(program: Program, state: FederationState) -> Parts:
+    """What clients receive: the state's parts without what is kept beside them for prediction."""
+    return {part: q for part, q in state.broadcast.items() if part in program.initial}
 
 
 def cohort_of(
@@ -144,14 +151,21 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
         for part, rule in program.rules.items()
     }
     checked = [terms[part][key] for part in terms for key in terms[part]]
-    for part in program.rules:
+    for part in program.rules or upload.parts:  # personal models are not pooled: all of them is looked at
         q = upload.parts[part]
-        checked.append(q.mean)
+        checked += tree_leaves(q)
         scale = scales(q)
         if scale is not None:
             checked.append(torch.where(scale > 0, scale, torch.nan))
     finite = torch.stack([torch.isfinite(t).all() for t in checked if t.is_floating_point()]).all()
     return terms, finite
+
+
+def at_home(program: Program) -> Program:
+    """The program by which clients make their personal models: nothing is pooled, every upload is kept."""
+    if program.personal is None:
+        raise InputError("personal_every: this method has no personal models; set it to 0")
+    return program._replace(client=program.personal, rules={}, members=True)
 
 
 def add_terms(program: Program, terms: Iterable[Terms]) -> Terms:

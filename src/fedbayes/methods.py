@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedbayes.clients.partitioned import partitioned
+from fedbayes.clients.partitioned import own_model, partitioned
 from fedbayes.clients.variational import initial_scale, variational
 from fedbayes.composition import (
     Method,
@@ -27,6 +27,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.federation import Program, check_rules, static_rules
 from fedbayes.model import points_by_default
 from fedbayes.networks.estimators import plan
+from fedbayes.personal import HEAD, held_near_a_copy, keeping_home
 from fedbayes.posterior import Gaussian, Parts, Point
 from fedbayes.server.rules import Rule, rule_named
 from fedbayes.server.weighting import weighting_named
@@ -269,8 +270,10 @@ def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1,
         first = program.initial["model"]
         assert isinstance(first, Gaussian)
         prior = Gaussian(torch.zeros_like(first.mean), torch.full_like(first.mean, prior_scale), first.layout)
+        client = partitioned(program.client, first=first)
         return program._replace(
-            client=partitioned(program.client, first=first),
+            client=client,
+            personal=own_model(client, program.client),
             initial={**program.initial, "model": prior},
             options=lambda number: {**program.options(number), "damping": damping},
         )
@@ -278,8 +281,65 @@ def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1,
     return Method("pvi", {"damping": damping, **base.options}, build)
 
 
+def fedper(*, home: tuple[str, ...] = (HEAD,), **options: Any) -> Method:
+    """FedAvg whose clients keep some weights for themselves, by pattern: the last layer (Arivazhagan et al., 2019)."""
+    base = _call(fedavg, options)
+    return keeping_home(base, "fedper", {"home": home, **base.options}, home=tuple(home))
+
+
+def lg_fedavg(*, shared: tuple[str, ...] = (HEAD,), **options: Any) -> Method:
+    """FedAvg of some weights only, by pattern: the last layer; all others stay home (Liang et al., 2020)."""
+    base = _call(fedavg, options)
+    return keeping_home(base, "lg_fedavg", {"shared": shared, **base.options}, shared=tuple(shared))
+
+
+def bpfed(*, home: tuple[str, ...] = (HEAD,), draws: int | None = None, **options: Any) -> Method:
+    """BPFed: variational clients that keep some weights, by pattern; their prior is the client's own last posterior.
+
+    Chen et al. (2023). What is shared has the broadcast as its prior, and is pooled by `rule`.
+    """
+    if draws is not None:
+        options = {"train_draws": draws, "test_draws": draws, **options}
+    base = _call(fedvi, options)
+    return keeping_home(base, "bpfed", {"home": home, **base.options}, home=tuple(home))
+
+
+def pfedbayes(
+    *,
+    lr: float = 1e-3,
+    optimiser: str = "adam",
+    global_lr: float | None = None,
+    kl: str = "1/n",
+    kl_weight: float = 10.0,
+    rule: str | Rule = "mean_rho",
+    draws: int | None = None,
+    **options: Any,
+) -> Method:
+    """pFedBayes: a personal posterior held near the client's copy of the global one, which follows it (Zhang, 2022).
+
+    `kl_weight` is the paper's zeta against the summed log-likelihood (`kl` = "1/n"); `global_lr` is of the copy, `lr`
+    where it is not given. The copies are pooled as means of (mean, rho).
+    """
+    if draws is not None:
+        options = {"train_draws": draws, "test_draws": draws, **options}
+    if options.get("prior", "broadcast") != "broadcast":
+        raise InputError("prior is fixed in pfedbayes: it is the client's copy of the global posterior")
+    given = {"lr": lr, "optimiser": optimiser, "kl": kl, "kl_weight": kl_weight, "rule": rule}
+    check_options({"global_lr": lr if global_lr is None else global_lr})
+    base = _call(fedvi, {**given, **options})
+    return held_near_a_copy(base, optimiser=optimiser, lr=lr if global_lr is None else global_lr, kl=kl)
+
+
 # Methods that hand their remaining options on to another.
-BASES: dict[str, Callable[..., Method]] = {"fedprox": fedavg, "feduab": fedvi, "pvi": fedvi}
+BASES: dict[str, Callable[..., Method]] = {
+    "fedprox": fedavg,
+    "feduab": fedvi,
+    "pvi": fedvi,
+    "fedper": fedavg,
+    "lg_fedavg": fedavg,
+    "bpfed": fedvi,
+    "pfedbayes": fedvi,
+}
 
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -289,6 +349,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "feduab": feduab,
     "fedvi": fedvi,
     "pvi": pvi,
+    "pfedbayes": pfedbayes,
+    "bpfed": bpfed,
+    "fedper": fedper,
+    "lg_fedavg": lg_fedavg,
 }
 
 

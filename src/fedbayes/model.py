@@ -19,6 +19,7 @@ from fedbayes.posterior import LOG_2PI
 from fedbayes.takeover import Handler, Takeover, training_handlers
 
 Weights = Mapping[str, Tensor]
+Augment = Callable[[Tensor, Tensor], Tensor]  # stored inputs [B, ...] and three standard normals for each
 
 
 class Likelihood(NamedTuple):
@@ -133,6 +134,7 @@ class Model:
     dtype: torch.dtype  # of its weights
     bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
     recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
+    augment: Augment | None = None  # of stored inputs, in training
 
     @classmethod
     def of(
@@ -145,6 +147,7 @@ class Model:
         prepare: Callable[[Tensor], Tensor] | None = None,
         units: tuple[Tensor, Tensor] | None = None,
         bfloat16: bool = False,
+        augment: Augment | None = None,
     ) -> Model:
         """Cut the trainable weights into parts by pattern; each weight goes to the first part that matches it.
 
@@ -175,9 +178,9 @@ class Model:
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
         dtype = next(p.dtype for p in module.parameters())
-        return cls(
-            module, still, dropping, likelihood, layouts, unusual, prepare or to_float, units, dtype, bfloat16, recast
-        )
+        read = prepare or to_float
+        twins = (module, still, dropping)
+        return cls(*twins, likelihood, layouts, unusual, read, units, dtype, bfloat16, recast, augment)
 
     @property
     def convolves(self) -> bool:
@@ -224,6 +227,8 @@ class Model:
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in STATIC if part in self.layouts for n in self.layouts[part].names]
         weights = {**weights, **{n: weights[n].clone() for n in names}}
+        if self.augment is not None:
+            x = self.augment(x, tape(x.new_empty(0, dtype=self.dtype), (len(x), 3)))
         with Takeover(taken) if taken else nullcontext():
             output = self._call(self.module, weights, x)
         static = {part: self.layouts[part].join(weights) for part in STATIC if part in self.layouts}

@@ -166,7 +166,8 @@ KINDS: dict[str, type[Any]] = {
 }
 
 
-def _fields(q: Any) -> list[str]:
+def fields_of(q: Any) -> list[str]:
+    """The names of the tensors (or values) of a value, or of a kind of values."""
     return [name for name in q.__dataclass_fields__ if name != "layout"]
 
 
@@ -180,7 +181,7 @@ def _layout(q: Posterior) -> Layout:
 for _kind in KINDS.values():
     pytree.register_pytree_node(
         _kind,
-        lambda q: ([getattr(q, name) for name in _fields(q)], (type(q), q.layout)),
+        lambda q: ([getattr(q, name) for name in fields_of(q)], (type(q), q.layout)),
         lambda leaves, context: context[0](*leaves, context[1]),
     )
 
@@ -215,7 +216,7 @@ def scales(q: Any) -> Tensor | None:
 def _named_tensors(q: Any) -> dict[str, Tensor]:
     """The tensors of a value by field (`mean`); those of a value inside it by the way there (`base.mean`)."""
     found: dict[str, Tensor] = {}
-    for name in _fields(q):
+    for name in fields_of(q):
         t = getattr(q, name)
         found |= (
             {name: t} if isinstance(t, Tensor) else {f"{name}.{n}": inner for n, inner in _named_tensors(t).items()}
@@ -229,7 +230,7 @@ _NAMES = {kind: name for name, kind in {**KINDS, **FLOWS}.items()}
 def _header(q: Any) -> dict[str, Any]:
     """How to read a value's tensors: its kind, its layout, and the same of the values inside it."""
     layout = getattr(q, "layout", None)
-    inner = {name: getattr(q, name) for name in _fields(q)}
+    inner = {name: getattr(q, name) for name in fields_of(q)}
     nested = {name: _header(value) for name, value in inner.items() if not isinstance(value, Tensor)}
     return {"kind": _NAMES[type(q)], "layout": layout.to_json() if layout else None, **nested}
 
@@ -247,10 +248,9 @@ def unflatten_parts(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) ->
 
 def _read(tensors: Mapping[str, Tensor], place: str, row: Mapping[str, Any]) -> Any:
     kind = {**KINDS, **FLOWS}[row["kind"]]
-    fields = [name for name in kind.__dataclass_fields__ if name != "layout"]
     values = [
         _read(tensors, f"{place}.{n}", row[n]) if isinstance(row.get(n), dict) else tensors[f"{place}.{n}"]
-        for n in fields
+        for n in fields_of(kind)
     ]
     if "layout" not in kind.__dataclass_fields__:
         return kind(*values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.data import Clients, Dataset, from_clients
+from fedbayes.data.augment import AUGMENTATIONS
 from fedbayes.engine.choice import PRECISIONS, choose
 from fedbayes.engine.loop import Store
 from fedbayes.errors import InputError, unknown
@@ -19,13 +21,16 @@ from fedbayes.federation import (
     FederationState,
     Order,
     Program,
+    at_home,
     begin,
     cohort_of,
     cohort_size,
     open_round,
 )
 from fedbayes.methods import Method, Setting, method_named
-from fedbayes.model import LIKELIHOODS, Likelihood, in_precision_of
+from fedbayes.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
+from fedbayes.noise import address
+from fedbayes.personal import personal_of
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
 
 
@@ -62,6 +67,10 @@ class Task:
     patience: int | None
     evaluate_every: int
     device: torch.device
+    personal_every: int = 0  # rounds between evaluations of the personal models; 0: none
+    personal: Any = None  # the engine that makes them
+    target_loss: float | None = None  # stop when the training loss is as low
+    target_accuracy: float | None = None  # stop when the accuracy on the test set is as high
 
     def begin(self) -> Progress:
         return Progress(begin(self.program))
@@ -95,10 +104,14 @@ def prepare(
     precision: str = "float32",
     likelihood: Likelihood | None = None,
     frozen: tuple[str, ...] = (),
+    augment: str | None = None,
     dropout: float = 0.0,
     validation: float = 0.0,
     patience: int | None = None,
     evaluate_every: int = 1,
+    personal_every: int = 0,
+    target_loss: float | None = None,
+    target_accuracy: float | None = None,
     server_data: Tensor | None = None,
     init: Mapping[str, Posterior] | None = None,
 ) -> Task:
@@ -108,6 +121,7 @@ def prepare(
     if isinstance(method, str):
         method = method_named(method)
     _check_numbers(rounds, dropout, validation, patience, evaluate_every)
+    _check_stopping(personal_every, target_loss, target_accuracy)
     size = cohort_size(cohort, len(clients))
     held = torch.zeros(0, dtype=torch.int64)
     if validation:
@@ -128,6 +142,7 @@ def prepare(
         data.prepare,
         None if scale is None else (scale.mean, scale.std),
         precision == "bf16",
+        _augmentation(augment, data),
     )
     _try_network(setting, clients)
     program = method.build(setting)
@@ -150,9 +165,38 @@ def prepare(
         size=typical,
         cohorts=lambda number: cohort_of(number, clients=len(clients), cohort=size, seed=seed, dropout=dropout)[0],
     )
+    if not program.whole and validation:
+        raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
+    program = program._replace(personal=personal_of(program))
     return Task(
-        program, clients, held, made, line, precision, rounds, size, seed, dropout, patience, evaluate_every, where
+        program,
+        clients,
+        held,
+        made,
+        line,
+        precision,
+        rounds,
+        size,
+        seed,
+        dropout,
+        patience,
+        evaluate_every,
+        where,
+        personal_every,
+        made.beside(at_home(program), address(seed, "personal")),
+        target_loss,
+        target_accuracy,
     )
+
+
+def _augmentation(name: str | None, data: Dataset) -> Augment | None:
+    if name is None:
+        return None
+    if name not in AUGMENTATIONS:
+        raise unknown("augment", name, AUGMENTATIONS)
+    if len(data.shape) != 3:
+        raise InputError(f"augment: {name} is for images [C, H, W]; {data.name} has inputs {list(data.shape)}")
+    return AUGMENTATIONS[name]
 
 
 def _check_numbers(rounds: int, dropout: float, validation: float, patience: int | None, evaluate_every: int) -> None:
@@ -166,6 +210,15 @@ def _check_numbers(rounds: int, dropout: float, validation: float, patience: int
         raise InputError("patience: early stopping needs patience >= 1 and a validation share, such as validation=0.1")
     if evaluate_every < 1:
         raise InputError(f"evaluate_every must be at least 1, not {evaluate_every}")
+
+
+def _check_stopping(personal_every: int, target_loss: float | None, target_accuracy: float | None) -> None:
+    if not isinstance(personal_every, int) or personal_every < 0:
+        raise InputError(f"personal_every must be a whole number of rounds, or 0 for never, not {personal_every!r}")
+    if target_accuracy is not None and not 0 < target_accuracy <= 1:
+        raise InputError(f"target_accuracy is a share in (0, 1], not {target_accuracy}")
+    if target_loss is not None and not math.isfinite(target_loss):
+        raise InputError(f"target_loss must be a finite number, not {target_loss}")
 
 
 _PLACED: WeakKeyDictionary[Dataset, dict[torch.device, tuple[Tensor, Tensor]]] = WeakKeyDictionary()

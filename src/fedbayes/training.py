@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,7 @@ from fedbayes.federation import (
     predicting,
 )
 from fedbayes.observation import with_noise as observed
+from fedbayes.personalised import Federation, in_units, personal_models, personal_scores
 from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.predict import Predictive, predictive
 from fedbayes.scores import SUMS
@@ -63,6 +64,8 @@ def rounds(
         with quick_cpu(), tensor_cores(task.precision):
             outcome = task.engine.train(order, own.get, after_client)
             progress, record = close(task, progress, own, order, outcome)
+            _make_personal([task], [progress], [own], [record])
+            progress = _stop(task, progress, record)
         record["seconds"] = time.perf_counter() - started
         yield progress, record
 
@@ -86,6 +89,11 @@ def rounds_together(
             for m, order, outcome in zip(live, orders, outcomes):
                 progress[m], record = close(tasks[m], progress[m], owns[m], order, outcome)
                 made[m] = (progress[m], record)
+            records = [entry[1] for entry in made if entry is not None]
+            _make_personal([tasks[m] for m in live], [progress[m] for m in live], [owns[m] for m in live], records)
+            for m, record in zip(live, records):
+                progress[m] = _stop(tasks[m], progress[m], record)
+                made[m] = (progress[m], record)
         seconds = (time.perf_counter() - started) / len(live)
         for entry in made:
             if entry is not None:
@@ -101,16 +109,53 @@ def close(
     if task.program.server_client is not None:
         upload = task.engine.server(task.program.server_client, state, order.options)
         state = state._replace(broadcast={**state.broadcast, **upload.parts})
-    due = state.round % task.evaluate_every == 0 or state.round == task.rounds
+    due = _due(task, state.round, task.evaluate_every)
     if due and outcome.uploads and task.program.noise in BY_MEMBERS:
         state = state._replace(broadcast=with_noise(task, state.broadcast, [u.client for u in outcome.uploads]))
     own.put(order.round, outcome.own)
     record = _record(task, order, outcome, report)
     progress = progress._replace(state=state)
-    if due:
+    if due and task.program.whole:
         record["test"] = evaluate(task, state.broadcast)
         progress = _validate(task, progress, record)
     return progress, record
+
+
+def _due(task: Task, number: int, every: int) -> bool:
+    return every > 0 and (number % every == 0 or number == task.rounds)
+
+
+def _make_personal(
+    tasks: Sequence[Task], progress: Sequence[Progress], owns: Sequence[OwnStore], records: Sequence[dict[str, Any]]
+) -> None:
+    """Evaluate personal models where they are due; without a global model they are all that is tested."""
+    asked = []
+    for m, (task, at) in enumerate(zip(tasks, progress)):
+        instead = not task.program.whole and _due(task, at.state.round, task.evaluate_every)
+        if instead or _due(task, at.state.round, task.personal_every):
+            asked.append(m)
+    # Federations of one sweep are evaluated together where they are at the same round.
+    for number in sorted({progress[m].state.round for m in asked}):
+        group = [m for m in asked if progress[m].state.round == number]
+        homes = [Federation(tasks[m], progress[m].state, owns[m].get) for m in group]
+        for m, scores in zip(group, personal_scores(homes)):
+            records[m]["personal"] = scores
+            if not tasks[m].program.whole:
+                records[m]["test"] = {name: v for name, v in scores.items() if not name.startswith("clients")}
+
+
+def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
+    """Stop where the training loss is low enough, or the accuracy high enough (FedUAB, algorithm 1)."""
+    loss, accuracy = record["train"].get("loss"), record.get("test", {}).get("accuracy")
+    why = None
+    if task.target_loss is not None and loss is not None and loss <= task.target_loss:
+        why = f"the training loss is {loss:.4f}, asked for {task.target_loss}"
+    if task.target_accuracy is not None and accuracy is not None and accuracy >= task.target_accuracy:
+        why = f"the accuracy is {accuracy:.4f}, asked for {task.target_accuracy}"
+    if why is None:
+        return progress
+    record["stopped"] = why
+    return progress._replace(stopped=True)
 
 
 def with_noise(task: Task, parts: Parts, members: Sequence[int] | None = None) -> Parts:
@@ -170,13 +215,8 @@ def evaluate(task: Task, parts: Parts) -> dict[str, float]:
 def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor) -> dict[str, float]:
     p = predict_with(task, predicting(task.program, parts), x)
     sums_of, scores_of = SUMS[p.kind]
-    y = y.to(task.device)
-    if p.kind == "real":
-        units = task.program.model.units
-        if units is not None:
-            y = y * units[1].to(y) + units[0].to(y)
-        return scores_of(sums_of(p.mean, p.total, y))
-    return scores_of(sums_of(p.probs, y))
+    y = in_units(task, y.to(task.device))
+    return scores_of(sums_of(p.mean, p.total, y) if p.kind == "real" else sums_of(p.probs, y))
 
 
 def predict_with(task: Task, parts: Parts, x: Tensor, *, draws: int | None = None) -> Predictive:
@@ -199,6 +239,7 @@ class Run:
     task: Task
     progress: Progress
     journal: list[dict[str, Any]]
+    own: OwnStore = field(default_factory=Memory, repr=False)
 
     @property
     def parts(self) -> Parts:
@@ -217,6 +258,12 @@ class Run:
 
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were."""
+        if not self.task.program.whole:
+            raise InputError("this method has no global model, only personal ones: use run.personal(client).predict(x)")
+        return predict_with(self.task, self.parts, self._stored(x), draws=draws)
+
+    def _stored(self, x: Any) -> Tensor:
+        """Inputs in the dtype of the training inputs, checked."""
         x = torch.as_tensor(x)
         shape = self.task.clients.data.shape
         if tuple(x.shape[1:]) != shape:
@@ -229,11 +276,41 @@ class Run:
         if not stored.is_floating_point() and not torch.equal(stored.to(x.dtype), x):
             kind = str(stored.dtype).removeprefix("torch.")
             raise InputError(f"x holds values that {kind} can't; give inputs as the training inputs were stored")
-        return predict_with(self.task, self.parts, stored, draws=draws)
+        return stored
 
     def scores(self) -> dict[str, float]:
-        """Scores on the whole test set."""
-        return evaluate(self.task, self._final)
+        """Scores on the whole test set; of the personal models where there is no global one."""
+        return evaluate(self.task, self._final) if self.task.program.whole else self.personal_scores()
+
+    def personal(self, client: int) -> Personal:
+        """The model that a client makes its own, by training on its rows once more."""
+        if not 0 <= client < len(self.task.clients):
+            raise InputError(f"client {client}: there are {len(self.task.clients)}, numbered from 0")
+        for cohort in personal_models([self.home], [client]):
+            for _, parts in cohort[0]:
+                return Personal(self, parts)
+        raise InputError(f"client {client}: its personal model is not finite (did it diverge? try a smaller lr)")
+
+    def personal_scores(self) -> dict[str, float]:
+        """Scores of all clients' personal models on their own test rows."""
+        return personal_scores([self.home])[0]
+
+    @property
+    def home(self) -> Federation:
+        """The federation as its personal models see it."""
+        return Federation(self.task, self.progress.state._replace(broadcast=self._final), self.own.get)
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A client's personal model: its parts, and predictions by them."""
+
+    run: Run
+    parts: Parts
+
+    def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
+        """Predictions with their uncertainty parts, as `Run.predict`."""
+        return predict_with(self.run.task, self.parts, self.run._stored(x), draws=draws)
 
 
 def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run:
@@ -246,8 +323,8 @@ def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run
     torch.Size([3, 10])
     """
     task = prepare(network, clients, **options)
-    last, journal = task.begin(), []
-    for progress, record in rounds(task, last, Memory()):
+    last, journal, own = task.begin(), [], Memory()
+    for progress, record in rounds(task, last, own):
         last = progress
         journal.append(record)
-    return Run(task, last, journal)
+    return Run(task, last, journal, own)

@@ -1,5 +1,7 @@
 """Random crop and flip as tensor operations that read their randomness from the caller's normals."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,9 @@ def crop_flip(x: Tensor, noise: Tensor, *, pad: int = 4) -> Tensor:
     x = x.gather(-2, rows[..., None, :, None].expand(x.shape))
     x = x.gather(-1, columns[..., None, None, :].expand(x.shape))
     return x * inside.unsqueeze(-3).to(x.dtype)
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"crop_flip": crop_flip}
 
 
 def _within(index: Tensor, size: int) -> Tensor:

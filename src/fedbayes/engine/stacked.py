@@ -105,6 +105,10 @@ class Stacked:
         notes, self.notes, self.steps.notes = self.notes + self.steps.notes, [], []
         return notes
 
+    def beside(self, program: Program, seed: int) -> Stacked:
+        """An engine for another program on the same data, with noise of its own; what is compiled is shared."""
+        return Stacked(program, self.store, seed=seed, chunk=self.chunk, steps=self.steps)
+
     def server(self, *args: Any) -> Upload:
         """The server's own training: a cohort of one."""
         return self._alone.server(*args)

@@ -49,10 +49,14 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             precision=x.precision,
             likelihood=likelihood,
             frozen=x.frozen,
+            augment=x.augment,
             dropout=x.dropout,
             validation=x.validation,
             patience=x.patience,
             evaluate_every=x.evaluate_every,
+            personal_every=x.personal_every,
+            target_loss=x.target_loss,
+            target_accuracy=x.target_accuracy,
         )
 
 

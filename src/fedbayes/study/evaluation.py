@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedbayes.data import Dataset
 from fedbayes.files import write_atomically
+from fedbayes.personalised import personal_predictions
 from fedbayes.predict import Predictive
 from fedbayes.scores import SUMS
 from fedbayes.study.report.numbers import extremes
@@ -28,15 +29,42 @@ def write(folder: Path, run: Run) -> None:
     data = run.task.clients.data
     arrays: dict[str, Any] = {"kind": data.kind, "class_names": np.array(data.class_names, dtype=str)}
     arrays |= client_arrays(run)
-    if len(data.test_x):
-        p = predict_with(run.task, run.parts, data.test_x)
-        y = targets(data, data.test_y)
-        arrays |= {"labels": y.numpy(), **prediction_arrays(p), **score_arrays(run, p, y)}
+    p, at, homes = predictions(run)
+    if len(at):
+        y = targets(data, data.test_y[at])
+        arrays |= {"labels": y.numpy(), **prediction_arrays(p), **score_arrays(p, y, homes)}
         rows = thumbnail_rows(arrays)
-        pictures = thumbnails(data, data.test_x[rows])
+        pictures = thumbnails(data, data.test_x[at[rows]])
         if pictures is not None:
             arrays |= {"thumbnails": pictures, "thumbnail_rows": rows}
     save(folder / FILE, arrays)
+
+
+def predictions(run: Run) -> tuple[Any, Tensor, list[Tensor]]:
+    """What a run says of test rows, which rows they are, and which of the answers are whose.
+
+    The whole test set; without a global model each client's own rows, as its personal model sees them.
+    """
+    clients = run.task.clients
+    if run.task.program.whole:
+        at = torch.arange(len(clients.data.test_x))
+        p = predict_with(run.task, run.parts, clients.data.test_x) if len(at) else None
+        return p, at, [clients.test_rows(k) for k in range(len(clients))]
+    found = {k: (rows, p) for _, k, rows, p in personal_predictions([run.home])}
+    if not found:
+        return None, torch.zeros(0, dtype=torch.int64), []
+    pieces = [p for _, p in found.values()]
+    mean, aleatoric, epistemic, entropy = (
+        torch.cat(column) for column in zip(*((p.mean, p.aleatoric, p.epistemic, p.expected_entropy) for p in pieces))
+    )
+    starts = torch.tensor([0, *(len(rows) for rows, _ in found.values())]).cumsum(0).tolist()
+    places = {k: torch.arange(a, b) for k, a, b in zip(found, starts, starts[1:])}
+    empty = torch.zeros(0, dtype=torch.int64)
+    return (
+        Predictive(mean, aleatoric, epistemic, entropy, pieces[0].kind),
+        torch.cat([rows for rows, _ in found.values()]),
+        [places.get(k, empty) for k in range(len(clients))],
+    )
 
 
 def thumbnail_rows(arrays: Mapping[str, Any]) -> np.ndarray:
@@ -71,7 +99,7 @@ def targets(data: Dataset, y: Tensor) -> Tensor:
     return y if data.target_scale is None else data.target_scale.undo(y)
 
 
-def score_arrays(run: Run, p: Predictive, y: Tensor) -> dict[str, np.ndarray]:
+def score_arrays(p: Predictive, y: Tensor, homes: list[Tensor]) -> dict[str, np.ndarray]:
     """Scores of the whole test set, and of each client's own test rows [clients, scores] (nan where it has none)."""
     sums_of, scores_of = SUMS[p.kind]
     mean, total = p.mean.cpu(), p.total.cpu()
@@ -81,7 +109,6 @@ def score_arrays(run: Run, p: Predictive, y: Tensor) -> dict[str, np.ndarray]:
         return scores_of(sums_of(*given))
 
     whole = scores(slice(None))
-    homes = [run.task.clients.test_rows(k) for k in range(len(run.task.clients))]
     each = [list(scores(rows).values()) if len(rows) else [np.nan] * len(whole) for rows in homes]
     return {
         "score_names": np.array(list(whole)),

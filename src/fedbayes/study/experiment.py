@@ -40,10 +40,14 @@ class Experiment:
     precision: str = "float32"
     likelihood: str | None = None
     frozen: tuple[str, ...] = ()
+    augment: str | None = None  # of training images: crop_flip
     dropout: float = 0.0
     validation: float = 0.0
     patience: int | None = None
     evaluate_every: int = 1
+    personal_every: int = 0  # rounds between evaluations of the clients' personal models; 0: none
+    target_loss: float | None = None
+    target_accuracy: float | None = None
     checkpoint_every: int | None = None  # rounds; by default every two seconds
     data_options: Table = field(default_factory=dict)
     network_options: Table = field(default_factory=dict)
@@ -102,10 +106,14 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "precision": TEXT,
     "likelihood": TEXT,
     "frozen": NAMES,
+    "augment": TEXT,
     "dropout": SHARE,
     "validation": SHARE,
     "patience": AT_LEAST_1,
     "evaluate_every": AT_LEAST_1,
+    "personal_every": ("a whole number of rounds, 0 for never", _whole(0)),
+    "target_loss": ("a number", _number),
+    "target_accuracy": ("a share in (0, 1]", lambda v: _number(v) and 0 < v <= 1),
     "checkpoint_every": AT_LEAST_1,
     "data_options": TABLE,
     "network_options": TABLE,

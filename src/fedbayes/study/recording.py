@@ -49,7 +49,7 @@ class Recording:
 
     def end(self) -> tuple[Run, bool]:
         """The run, with its table and evaluation on disk; and whether they had been there before."""
-        made = Run(self.task, self.progress, self.records)
+        made = Run(self.task, self.progress, self.records, self.own)
         was_finished = (self.folder / evaluation.FILE).is_file()
         if not was_finished:
             journal.write_table(self.folder, self.records)

@@ -14,6 +14,7 @@ from fedbayes.errors import InputError
 from fedbayes.study import checkpoint, evaluation, journal, samples
 from fedbayes.study.build import build, check_tables, clients_of
 from fedbayes.study.experiment import Experiment, folder_name, read, table_of, to_toml
+from fedbayes.study.own import OwnFiles
 from fedbayes.study.recording import CONFIG, Recording, write_once
 from fedbayes.training import Progress, Run, Task, rounds
 
@@ -93,8 +94,9 @@ def load(
     if not found:
         raise InputError(f"{folder} has no checkpoint yet; run `fedbayes resume {folder}` to train it")
     task = build(here, network=network, clients=clients)
-    progress = checkpoint.read(found[-1], here, task).progress
-    return Run(task, progress, journal.read(folder)[: progress.state.round])
+    progress, index = checkpoint.read(found[-1], here, task)
+    own = OwnFiles(folder / "own", task.device, index)
+    return Run(task, progress, journal.read(folder)[: progress.state.round], own)
 
 
 def experiment_in(folder: str | Path) -> Experiment:

@@ -1,0 +1,109 @@
+"""Personal models: every client makes the federation's model its own, and is tested on rows of its own label mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedbayes.clients.client import Own
+from fedbayes.engine.choice import quick_cpu, tensor_cores
+from fedbayes.engine.stacked import Stacked, train_together
+from fedbayes.federation import FederationState, Order, broadcast_of
+from fedbayes.posterior import Parts
+from fedbayes.predict import Predictive, predictive
+from fedbayes.scores import SUMS
+from fedbayes.task import Task
+
+Models = list[tuple[int, Parts]]  # pairs of client and parts
+
+
+class Federation(NamedTuple):
+    """A task at some round, and what its clients have at home."""
+
+    task: Task
+    state: FederationState
+    own: Callable[[int], Own | None]
+
+    def order(self, clients: Sequence[int]) -> Order:
+        program, number = self.task.program, self.state.round
+        return Order(number, tuple(clients), (), broadcast_of(program, self.state), program.options(number))
+
+
+def personal_models(federations: Sequence[Federation], clients: Sequence[int]) -> Iterator[list[Models]]:
+    """The personal models of some clients, a cohort at a time: one list a federation.
+
+    Costs a round for each cohort, memory O(cohort * weights). What clients keep is not changed.
+    """
+    lead = federations[0].task
+    with quick_cpu(), tensor_cores(lead.precision):
+        for start in range(0, len(clients), lead.cohort):
+            orders = [f.order(clients[start : start + lead.cohort]) for f in federations]
+            engines = [f.task.personal for f in federations]
+            if len(federations) > 1 and all(isinstance(engine, Stacked) for engine in engines):
+                outcomes = train_together(engines, orders, [f.own for f in federations])
+            else:
+                outcomes = [e.train(order, f.own) for e, order, f in zip(engines, orders, federations)]
+            yield [[(u.client, u.parts) for u in outcome.uploads] for outcome in outcomes]
+
+
+def personal_predictions(federations: Sequence[Federation]) -> Iterator[tuple[int, int, Tensor, Predictive]]:
+    """Federation, client, its test rows, and what its personal model says of them; for each that has such rows."""
+    asked = [k for k in range(len(federations[0].task.clients)) if len(federations[0].task.clients.test_rows(k))]
+    for cohort in personal_models(federations, asked):
+        for m, models in enumerate(cohort):
+            for k, parts in models:
+                rows = federations[m].task.clients.test_rows(k)
+                yield m, k, rows, predicted(federations[m].task, parts, rows)
+
+
+def predicted(task: Task, parts: Parts, rows: Tensor) -> Predictive:
+    """What a personal model says of test rows."""
+    program = task.program
+    return predictive(
+        program.model,
+        parts,
+        task.clients.data.test_x[rows].to(task.device),
+        draws=program.test_draws,
+        seed=task.seed,
+        dropout=program.dropout,
+    )
+
+
+def personal_scores(federations: Sequence[Federation]) -> list[dict[str, float]]:
+    """Scores of all personal models on their clients' test rows: decoded from the sums over clients.
+
+    `clients_NAME` is the mean over clients of their own score, for those scores that are means over rows;
+    `clients` is how many were scored.
+    """
+    sums: list[dict[str, Tensor] | None] = [None] * len(federations)
+    each: list[list[dict[str, float]]] = [[] for _ in federations]
+    for m, _, rows, p in personal_predictions(federations):
+        task = federations[m].task
+        sums_of, scores_of = SUMS[p.kind]
+        y = in_units(task, task.clients.data.test_y[rows].to(task.device))
+        own = sums_of(p.mean, p.total, y) if p.kind == "real" else sums_of(p.probs, y)
+        before = sums[m]
+        sums[m] = own if before is None else {name: before[name] + own[name] for name in own}
+        each[m].append(scores_of(own))
+    return [_decoded(f.task, total, clients) for f, total, clients in zip(federations, sums, each)]
+
+
+def _decoded(task: Task, sums: dict[str, Any] | None, each: list[dict[str, float]]) -> dict[str, float]:
+    if sums is None:
+        return {}
+    scores = SUMS[task.program.model.likelihood.kind][1](sums)
+    means = {
+        f"clients_{name}": sum(c[name] for c in each) / len(each) for name in ("accuracy", "nll") if name in scores
+    }
+    return {**scores, **means, "clients": float(len(each))}
+
+
+def in_units(task: Task, y: Tensor) -> Tensor:
+    """Targets in the units in which they came."""
+    units = task.program.model.units
+    if units is None or not y.is_floating_point():
+        return y
+    return y * torch.as_tensor(units[1]).to(y) + torch.as_tensor(units[0]).to(y)
