@@ -97,7 +97,9 @@ def from_precision(precision: Tensor) -> Tensor:
     """The Cholesky factor of the inverse of matrices [..., P, P], without inverting them twice.
 
     With the matrix in reverse order = K K^T, it is U U^T for the upper triangle U, K reversed; so U^-T is the factor.
+    Not a number where a matrix is not positive definite.
     """
-    upper = torch.linalg.cholesky(precision.flip((-2, -1))).flip((-2, -1))
+    lower, failed = torch.linalg.cholesky_ex(precision.flip((-2, -1)))
+    upper = torch.where((failed == 0)[..., None, None], lower, torch.nan).flip((-2, -1))
     one = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
     return torch.linalg.solve_triangular(upper, one, upper=True).mT

@@ -25,9 +25,10 @@ from fedbayes.composition import (
 )
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import Program, check_rules, static_rules
+from fedbayes.group import HEAD
 from fedbayes.model import points_by_default
 from fedbayes.networks.estimators import plan
-from fedbayes.personal import HEAD, held_near_a_copy, keeping_home
+from fedbayes.personal import held_near_a_copy, keeping_home
 from fedbayes.posterior import Gaussian, Parts, Point
 from fedbayes.server.rules import Rule, rule_named
 from fedbayes.server.weighting import weighting_named
