@@ -85,7 +85,7 @@ CHOICES: dict[str, Mapping[str, Any]] = {
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
+    for name, value in [pair for row in options.items() for pair in _each(*row)]:
         if name in REQUIREMENTS:
             words, fine = REQUIREMENTS[name]
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -93,6 +93,11 @@ def check_options(options: Mapping[str, Any]) -> None:
                 raise InputError(f"{name} must be {words}, not {value!r}")
         if name in CHOICES and isinstance(value, str) and value not in CHOICES[name]:
             raise unknown(name, value, CHOICES[name])
+
+
+def _each(name: str, value: Any) -> list[tuple[str, Any]]:
+    """An option as pairs of name and value: one, or one for each entry of a table of them by pattern."""
+    return [(name, v) for v in value.values()] if isinstance(value, Mapping) else [(name, value)]
 
 
 def model_of(setting: Setting, points: list[str] | None) -> Model:

@@ -174,7 +174,7 @@ def fedvi(
     kl_weight: float = 1e-4,
     prior: str = "broadcast",
     prior_scale: float = 1.0,
-    initial: float = 0.1,
+    initial: float | Mapping[str, float] = 0.1,
     division: float = 1.0,
     points: tuple[str, ...] = (),
     lr_decay: float = 1.0,
@@ -188,7 +188,8 @@ def fedvi(
 ) -> Method:
     """Variational clients under any rule, weighting, prior and estimator.
 
-    `initial` is the first layer's scale, its square divided by `division` at each next layer. `kl` says what multiplies
+    `initial` is the first layer's scale, its square divided by `division` at each next layer; or a table of scales by
+    pattern of name. `kl` says what multiplies
     `kl_weight`: "constant" (1), "1/B", "1/n" or "blundell". `prior` is "broadcast" or "fixed" (N(0, prior_scale^2)).
     `points` are patterns of weights that are not given a distribution, beside BatchNorm's and the likelihood's own.
     """

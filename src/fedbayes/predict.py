@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -69,8 +70,21 @@ def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) 
         elif isinstance(q, Point):
             drawn[name] = q.mean.expand(draws, -1)
         else:
+            mean = q.mean
+            normals = _normals if draws * mean.shape[-1] <= KEPT else _normals.__wrapped__
+            drawn[name] = q.at(normals(draws, mean.shape[-1], mean.device, (*place, name)).to(mean.dtype))
+        else:
             drawn[name] = q.at(torch.randn(draws, q.mean.shape[-1], generator=generator(*place, name)).to(q.mean))
     return drawn
+
+
+KEPT = 2**24  # normals of one address are kept for the next prediction up to this many
+
+
+@lru_cache(maxsize=4)
+def _normals(draws: int, weights: int, device: torch.device, place: tuple[int | str, ...]) -> Tensor:
+    """Standard normals of an address on a device; a run is evaluated with the same ones again and again."""
+    return torch.randn(draws, weights, generator=generator(*place)).to(device)
 
 
 def predictive(

@@ -206,14 +206,14 @@ def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progres
     return progress._replace(stopped=stopped)
 
 
-def evaluate(task: Task, parts: Parts) -> dict[str, float]:
+def evaluate(task: Task, parts: Parts, *, draws: int | None = None) -> dict[str, float]:
     """Scores of a posterior on the whole test set; empty where there is none."""
     data = task.clients.data
-    return _scores(task, parts, data.test_x, data.test_y) if len(data.test_x) else {}
+    return _scores(task, parts, data.test_x, data.test_y, draws) if len(data.test_x) else {}
 
 
-def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor) -> dict[str, float]:
-    p = predict_with(task, predicting(task.program, parts), x)
+def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor, draws: int | None = None) -> dict[str, float]:
+    p = predict_with(task, predicting(task.program, parts), x, draws=draws)
     sums_of, scores_of = SUMS[p.kind]
     y = in_units(task, y.to(task.device))
     return scores_of(sums_of(p.mean, p.total, y) if p.kind == "real" else sums_of(p.probs, y))
@@ -278,9 +278,11 @@ class Run:
             raise InputError(f"x holds values that {kind} can't; give inputs as the training inputs were stored")
         return stored
 
-    def scores(self) -> dict[str, float]:
+    def scores(self, *, draws: int | None = None) -> dict[str, float]:
         """Scores on the whole test set; of the personal models where there is no global one."""
-        return evaluate(self.task, self._final) if self.task.program.whole else self.personal_scores()
+        if not self.task.program.whole:
+            return self.personal_scores()
+        return evaluate(self.task, self._final, draws=draws)
 
     def personal(self, client: int) -> Personal:
         """The model that a client makes its own, by training on its rows once more."""

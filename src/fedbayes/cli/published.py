@@ -12,16 +12,25 @@ from fedbayes.cli.shared import app
 
 @app.command()
 def table(
-    name: Annotated[str, typer.Argument(help="fedag-2 (NLL), fedag-3 (RMSE) or fedag-4 (sharpness).")],
-    only: Annotated[str, typer.Option(help="Sets and columns, by comma: yacht,boston,BLR. All by default.")] = "",
-    scale: Annotated[str, typer.Option(help="paper (all folds) or small (two of each set).")] = "paper",
+    name: Annotated[str, typer.Argument(help="Such as feduab-6 or fedag-2; without a name, a list of them.")] = "",
+    only: Annotated[str, typer.Option(help="Sets, rows and columns, by comma: mnist,FedUAB-5. All by default.")] = "",
+    scale: Annotated[str, typer.Option(help="paper, or small (for a laptop).")] = "paper",
+    seeds: Annotated[str, typer.Option(help="Seeds of each cell, as 0..2 or 0,3.")] = "0",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    rounds: Annotated[int | None, typer.Option(help="Another number of rounds than the paper's.")] = None,
+    train: Annotated[bool, typer.Option(help="Train what is missing; else only write the pages.")] = True,
     output: Annotated[Path, typer.Option(help="The folder of the pages and their cells.")] = Path("docs/results"),
 ) -> None:
     """Run a published table again, cell by cell, and set ours beside the published figures; again: go on."""
-    from fedbayes.study.tables import TABLES, page, run_table
+    from fedbayes.study.published import TABLES, run_published
 
-    rows = run_table(name, output, only=[o.strip() for o in only.split(",") if o.strip()], scale=scale, say=print)
-    print(page(TABLES[name], rows))
+    if not name:
+        for known, title in TABLES.items():
+            print(f"{known:<18} {title}")
+        return
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    changes = {"device": device, **({} if rounds is None else {"rounds": rounds})}
+    print(run_published(name, output, only=words, scale=scale, seeds=seeds, changes=changes, train=train, say=print))
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
+from fedbayes.errors import InputError
 from fedbayes.gradient import gradients
+from fedbayes.layout import matches
 from fedbayes.model import STATIC, Model
 from fedbayes.networks.estimators import Plan, forward
 from fedbayes.noise import Tape
@@ -120,9 +122,17 @@ def variational(
     return Client(start, (Phase(step, epochs, batch),), finish)
 
 
-def initial_scale(model: Model, first: float, division: float) -> Tensor:
-    """Scales [P] of the first broadcast: variance first^2 in the first layer, divided by `division` (H) per layer."""
+def initial_scale(model: Model, first: float | Mapping[str, float], division: float) -> Tensor:
+    """Scales [P] of the first broadcast: variance first^2 in the first layer, divided by `division` (H) per layer.
+
+    Or by pattern of name, {"head.*": 0.05, "*": 0.1}: the first that matches.
+    """
     layout = model.layouts["model"]
+    if isinstance(first, Mapping):
+        found = [next((s for p, s in first.items() if matches(name, [p])), None) for name in layout.names]
+        if None in found:
+            raise InputError(f"initial: no pattern matches {layout.names[found.index(None)]!r}; add one, such as '*'")
+        return torch.cat([torch.full((n,), float(s)) for s, n in zip(found, layout.sizes) if s is not None])
     depth = {name: level for level, names in enumerate(layout.layers()) for name in names}
     pieces = [torch.full((n,), first * division ** (-depth[name] / 2)) for name, n in zip(layout.names, layout.sizes)]
     return torch.cat(pieces)

@@ -1,0 +1,262 @@
+"""Published tables of trained methods: each cell is an experiment over seeds, trained once, kept as a file a seed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedbayes.engine.stacked import Stacked
+from fedbayes.errors import InputError, unknown
+from fedbayes.files import write_atomically
+from fedbayes.study.build import build, clients_of, data_of
+from fedbayes.study.experiment import Experiment, table_of
+from fedbayes.study.sweep import program_of
+from fedbayes.study.tables import commit
+from fedbayes.training import Memory, Run, Task, rounds, rounds_together
+
+Measure = Callable[[Run], Mapping[str, float]]
+CURVE = ("accuracy", "nll", "ece", "rmse")  # scores that a cell keeps of every evaluated round
+
+
+class Cell(NamedTuple):
+    """One place of a published table: an experiment, and the figures that are printed there, by metric."""
+
+    row: str
+    column: str
+    experiment: Experiment
+    published: Mapping[str, float] = {}
+    measure: Measure | None = None  # figures beyond the scores of the last round
+    group: str = ""  # such as the data set, where a table has several blocks
+
+
+class Printed(NamedTuple):
+    """A published table: its cells, what each metric is in a cell's file, and how it is made smaller."""
+
+    title: str
+    cells: Sequence[Cell]
+    metrics: Mapping[str, str]  # name -> path in the file: test.accuracy, personal.clients_nll, measured.nll_50
+    scales: Mapping[str, Callable[[Experiment], Experiment]]
+    family: str  # tables of one family share their files
+
+
+Say = Callable[[str], None]
+
+
+def run_cells(
+    printed: Printed,
+    output: Path,
+    *,
+    only: Iterable[str] = (),
+    scale: str = "paper",
+    seeds: Sequence[int] = (0,),
+    changes: Mapping[str, Any] | None = None,
+    say: Say = lambda line: None,
+) -> None:
+    """Train the seeds of the chosen cells that have no file yet; those that share a program are trained together.
+
+    `changes` are laid over every experiment (device, rounds, ...). Killed, it goes on with the files that are missing.
+    """
+    if scale not in printed.scales:
+        raise unknown("scale", scale, printed.scales)
+    missing: dict[str, tuple[Cell, Experiment]] = {}
+    for cell in chosen(printed.cells, only):
+        base = replace(printed.scales[scale](cell.experiment), **dict(changes or {}))
+        for seed in seeds:
+            experiment = replace(base, seed=seed)
+            name = file_name(printed.family, cell, experiment)
+            if not (output / "cells" / scale / name).is_file():
+                missing[name] = cell, experiment
+    for names in _groups(missing):
+        _train({name: missing[name] for name in names}, output / "cells" / scale, say)
+
+
+def chosen(cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
+    """The cells that match: of the words asked for, those that name groups, rows and columns each narrow the choice."""
+    kinds = [lambda c: c.group, lambda c: c.row, lambda c: c.column]
+    asked = [word.casefold() for word in only]
+    known = [{kind(cell).casefold() for cell in cells} for kind in kinds]
+    for word in asked:
+        if not any(word in names for names in known):
+            names = {kind(cell) for cell in cells for kind in kinds}
+            raise unknown("group, row or column", word, sorted(names - {""}))
+    wanted = [[word for word in asked if word in names] for names in known]
+    return [c for c in cells if all(not w or kind(c).casefold() in w for w, kind in zip(wanted, kinds))]
+
+
+def file_name(family: str, cell: Cell, experiment: Experiment) -> str:
+    """One file a cell, number of rounds and seed."""
+    words = [family, cell.group, cell.row, cell.column, f"r{experiment.rounds}", f"s{experiment.seed}"]
+    return "-".join(re.sub(r"[^a-z0-9.]+", "-", word.casefold()).strip("-") for word in words if word) + ".json"
+
+
+def _groups(missing: Mapping[str, tuple[Cell, Experiment]]) -> Iterator[list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, (_, experiment) in missing.items():
+        lengths = (experiment.rounds, experiment.evaluate_every, experiment.personal_every)
+        groups.setdefault(f"{program_of(experiment)} {lengths}", []).append(name)
+    yield from groups.values()
+
+
+def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, say: Say) -> None:
+    started = time.perf_counter()
+    loaded: dict[str, Any] = {}
+    tasks: list[Task] = []
+    for _, x in members.values():
+        key = repr((x.data, x.data_options))
+        loaded[key] = loaded.get(key) or data_of(x)
+        tasks.append(build(x, clients=clients_of(x, loaded[key])))
+    title = ", ".join(dict.fromkeys(f"{c.group} {c.row} {c.column}".strip() for c, _ in members.values()))
+    say(f"{title}: {len(tasks)} runs of {tasks[0].rounds} rounds; {tasks[0].choice}")
+    together = len(tasks) > 1 and all(isinstance(t.engine, Stacked) for t in tasks)
+    runs = _together(tasks, say) if together and tasks[0].program.server_client is None else map(_alone, tasks)
+    for name, (cell, x), run in zip(members, members.values(), runs):
+        spent = (time.perf_counter() - started) / len(tasks)
+        content = cell_of(cell, x, run) | {"seconds": round(spent, 1)}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, (json.dumps(content) + "\n").encode())
+        last = {k: round(v, 4) for k, v in content["test"].items() if k in CURVE}
+        say(f"{cell.group} {cell.row} {cell.column} seed {x.seed}: {last}, {spent:.0f} s a run")
+
+
+def _alone(task: Task) -> Run:
+    last, own, journal = task.begin(), Memory(), []
+    for progress, record in rounds(task, last, own):
+        last = progress
+        journal.append(record)
+    return Run(task, last, journal, own)
+
+
+def _together(tasks: list[Task], say: Say) -> list[Run]:
+    owns: list[Memory] = [Memory() for _ in tasks]
+    progress = [task.begin() for task in tasks]
+    journals: list[list[dict[str, Any]]] = [[] for _ in tasks]
+    for number, entries in enumerate(rounds_together(tasks, progress, owns), 1):
+        for m, entry in enumerate(entries):
+            if entry is not None:
+                progress[m] = entry[0]
+                journals[m].append(entry[1])
+        if number % max(1, tasks[0].rounds // 5) == 0:
+            say(f"  round {number} of {tasks[0].rounds}")
+    return [Run(*member) for member in zip(tasks, progress, journals, owns)]
+
+
+def cell_of(cell: Cell, experiment: Experiment, run: Run) -> dict[str, Any]:
+    """What a trained cell keeps: last scores, personal ones, the best round on test data, and the curve."""
+    tested = [r for r in run.journal if r.get("test")]
+    curve = [{"round": r["round"], **_some(r["test"]), **_some(r.get("personal"), "personal_")} for r in tested]
+    personal = [r["personal"] for r in run.journal if r.get("personal")]
+    device = torch.cuda.get_device_name() if run.task.device.type == "cuda" else "cpu"
+    return {
+        "row": cell.row,
+        "column": cell.column,
+        "group": cell.group,
+        "experiment": {k: v for k, v in table_of(experiment).items() if k not in ("device", "engine", "compile")},
+        "rounds": run.progress.state.round,
+        "seed": experiment.seed,
+        "test_draws": run.task.program.test_draws,
+        "test": tested[-1]["test"] if tested else {},
+        "personal": personal[-1] if personal else {},
+        "oracle_best": _best(tested),
+        "measured": {k: float(v) for k, v in cell.measure(run).items()} if cell.measure else {},
+        "left_out": sum(len(r["left_out"]) for r in run.journal),
+        "curve": curve,
+        "bytes_up": run.journal[-1]["bytes_up"] if run.journal else 0,
+        "device": device,
+        "commit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _some(scores: Mapping[str, float] | None, prefix: str = "") -> dict[str, float]:
+    return {f"{prefix}{k}": round(v, 5) for k, v in (scores or {}).items() if k in CURVE}
+
+
+def _best(tested: list[dict[str, Any]]) -> dict[str, float]:
+    """The best round by each score on test data: what nobody could have known to stop at."""
+    names = [name for name in CURVE if tested and name in tested[0]["test"]]
+    return {n: (max if n == "accuracy" else min)(r["test"][n] for r in tested) for n in names}
+
+
+def rows_of(name: str, printed: Printed, output: Path, scale: str) -> list[dict[str, Any]]:
+    """Every cell that has files as one row a metric: ours over seeds, the published figure, and how it was made."""
+    rows = []
+    for cell in printed.cells:
+        asked = printed.scales[scale](cell.experiment)
+        start = file_name(printed.family, cell, asked).rpartition("-r")[0]
+        found = [
+            json.loads(path.read_text()) for path in sorted((output / "cells" / scale).glob(f"{start}-r*-s*.json"))
+        ]
+        if not found:
+            continue
+        most = max(content["rounds"] for content in found)
+        files = [content for content in found if content["rounds"] == most]
+        for metric, path in printed.metrics.items():
+            values = [v for v in (_at(content, path) for content in files) if v is not None]
+            if values:
+                rows.append(_row(name, cell, metric, path, values, files))
+    return rows
+
+
+def _row(
+    name: str, cell: Cell, metric: str, path: str, values: list[float], files: list[dict[str, Any]]
+) -> dict[str, Any]:
+    mean = sum(values) / len(values)
+    spread = (sum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
+    best = [_at(content, f"oracle_best.{path.removeprefix('test.')}") for content in files]
+    known = [b for b in best if b is not None] if path.startswith("test.") else []
+    return {
+        "table": name,
+        "group": cell.group,
+        "row": cell.row,
+        "column": cell.column,
+        "metric": metric,
+        "ours": mean,
+        "error": spread / len(values) ** 0.5 if len(values) > 1 else None,
+        "oracle_best": sum(known) / len(known) if known else None,
+        "published": cell.published.get(metric),
+        "rounds": files[0]["rounds"],
+        "seeds": sorted(content["seed"] for content in files),
+        "test_draws": files[0]["test_draws"],
+        "seconds": sum(content["seconds"] for content in files),
+        "device": files[0]["device"],
+        "commit": files[0]["commit"],
+        "date": files[0]["date"],
+    }
+
+
+def _at(content: Mapping[str, Any], path: str) -> float | None:
+    found: Any = content
+    for step in path.split("."):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def files_of(printed: Printed, cell: Cell, output: Path, scale: str) -> list[dict[str, Any]]:
+    """What is kept of a cell, one content a seed; of several lengths of training the longest."""
+    start = file_name(printed.family, cell, printed.scales[scale](cell.experiment)).rpartition("-r")[0]
+    paths = sorted((output / "cells" / scale).glob(f"{start}-r*-s*.json"))
+    found = [json.loads(path.read_text()) for path in paths]
+    most = max((content["experiment"]["rounds"] for content in found), default=0)
+    return [content for content in found if content["experiment"]["rounds"] == most]
+
+
+def curves_of(
+    printed: Printed, output: Path, scale: str, cells: Sequence[Cell]
+) -> dict[str, list[list[dict[str, Any]]]]:
+    """The curves of some cells, by row: one list of evaluated rounds a seed."""
+    made = {cell.row: [content["curve"] for content in files_of(printed, cell, output, scale)] for cell in cells}
+    return {row: curves for row, curves in made.items() if curves}
+
+
+def check_rows(rows: list[dict[str, Any]]) -> None:
+    """Raise where nothing has been run."""
+    if not rows:
+        raise InputError("no cell of this table has been run yet")

@@ -1,0 +1,52 @@
+"""Every published table by name, trained where it is missing and written as JSON, Markdown and a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbayes.errors import InputError, unknown
+from fedbayes.files import write_atomically
+from fedbayes.study import cells_page, printed_feduab, tables
+from fedbayes.study.cells import Printed, Say, check_rows, rows_of, run_cells
+from fedbayes.study.sweep import values_of
+
+PRINTED: dict[str, Callable[[], Printed]] = {**printed_feduab.tables()}
+TABLES: dict[str, str] = {
+    **{name: table.title for name, table in tables.TABLES.items()},
+    **{name: make().title for name, make in PRINTED.items()},
+}
+
+
+def run_published(
+    name: str,
+    output: Path,
+    *,
+    only: Sequence[str] = (),
+    scale: str = "paper",
+    seeds: str = "0",
+    changes: Mapping[str, Any] | None = None,
+    train: bool = True,
+    say: Say = lambda line: None,
+) -> str:
+    """Train the cells that are not there yet, write NAME.json, NAME.md and NAME.html, and give the Markdown."""
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    if name in tables.TABLES:
+        return tables.page(tables.TABLES[name], tables.run_table(name, output, only=only, scale=scale, say=say))
+    printed = PRINTED[name]()
+    if train:
+        numbers = [int(v) for v in values_of(f"seed={seeds}")[1] if v.isdigit()]
+        if not numbers:
+            raise InputError(f"seeds: {seeds!r} names no seed; write 0..2 or 0,3")
+        run_cells(printed, output, only=only, scale=scale, seeds=numbers, changes=changes, say=say)
+    rows = rows_of(name, printed, output, scale)
+    check_rows(rows)
+    stem = name if scale == "paper" else f"{name}-{scale}"
+    text = cells_page.markdown(printed, rows)
+    write_atomically(output / f"{stem}.json", (json.dumps(rows, indent=1) + "\n").encode())
+    write_atomically(output / f"{stem}.md", text.encode())
+    write_atomically(output / f"{stem}.html", cells_page.page(printed, rows, output, scale).encode())
+    return text
