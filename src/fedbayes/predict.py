@@ -73,8 +73,6 @@ def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) 
             mean = q.mean
             normals = _normals if draws * mean.shape[-1] <= KEPT else _normals.__wrapped__
             drawn[name] = q.at(normals(draws, mean.shape[-1], mean.device, (*place, name)).to(mean.dtype))
-        else:
-            drawn[name] = q.at(torch.randn(draws, q.mean.shape[-1], generator=generator(*place, name)).to(q.mean))
     return drawn
 
 

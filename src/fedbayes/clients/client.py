@@ -64,13 +64,17 @@ class Rowwise(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """`epochs` passes over the client's data in shuffled batches; a step reads `batches` of them at once."""
+    """`epochs` passes over the client's data in shuffled batches; a step reads `batches` of them at once.
+
+    `begin` is done once before the first step, and may change the shape of the state.
+    """
 
     step: Callable[[State, Any, Tape, Info], State]  # a Batch, or a tuple of them when batches > 1
     epochs: int
     batch: int
     batches: int = 1
     rowwise: Rowwise | None = None
+    begin: Callable[[State, Info], State] | None = None
 
 
 class Client(NamedTuple):

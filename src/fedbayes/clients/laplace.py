@@ -90,7 +90,11 @@ def inside(phase: Phase) -> Phase:
     def step(state: Any, b: Any, tape: Tape, info: Info) -> Any:
         return state._replace(inner=phase.step(state.inner, b, tape, info))
 
-    return phase._replace(step=step, rowwise=None)
+    def begin(state: Any, info: Info) -> Any:
+        assert phase.begin is not None
+        return state._replace(inner=phase.begin(state.inner, info))
+
+    return phase._replace(step=step, rowwise=None, begin=begin if phase.begin else None)
 
 
 def means(group: Group, parts: Parts) -> dict[str, Tensor]:

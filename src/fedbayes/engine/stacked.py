@@ -106,8 +106,13 @@ class Stacked:
         return notes
 
     def beside(self, program: Program, seed: int) -> Stacked:
-        """An engine for another program on the same data, with noise of its own; what is compiled is shared."""
-        return Stacked(program, self.store, seed=seed, chunk=self.chunk, steps=self.steps)
+        """An engine for another program on the same data, with noise of its own.
+
+        What is compiled is shared where the steps are the same; others run eagerly, for they are few.
+        """
+        known = {id(phase.step) for phase in self.program.client.phases}
+        same = all(id(phase.step) in known for phase in program.client.phases)
+        return Stacked(program, self.store, seed=seed, chunk=self.chunk, steps=self.steps if same else Steps())
 
     def server(self, *args: Any) -> Upload:
         """The server's own training: a cohort of one."""
@@ -189,6 +194,8 @@ def _run_chunk(
     with seeded(lead.seed, orders[0].round, number, "torch"):
         state = together.over(client.start, (0, together.info))(own, info)
         for place, phase in enumerate(client.phases):
+            if phase.begin is not None:
+                state = together.over(phase.begin, (0, together.info))(state, info)
             table = _table(engines, orders, seats, place)
             if place not in lead.normals:
                 one = tree_map(lambda t: t[0], state)
