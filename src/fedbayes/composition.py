@@ -35,6 +35,8 @@ class Setting:
     units: tuple[Tensor, Tensor] | None = None
     bfloat16: bool = False
     augment: Augment | None = None
+    y: Tensor | None = None  # a target
+    most: int = 0  # rows of the largest client
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,12 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "damping": ("in (0, 1]", lambda v: 0 < v <= 1),
     "lr_decay": ("in (0, 1]", lambda v: 0 < v <= 1),
     "lr_silent": ("a whole number of rounds", lambda v: isinstance(v, int) and v >= 0),
+    "prior_precision": ("positive", lambda v: v > 0),
+    "flow_length": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_lr": ("positive", lambda v: v > 0),
     "server_lr": ("positive", lambda v: v > 0),
     "server_momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
 }

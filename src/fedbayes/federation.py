@@ -36,6 +36,15 @@ BY_MEMBERS = ("own", "train", "heldout", "calibrated")  # judged by the networks
 MEMBERS = "members."  # before a part's name: the cohort's uploads of it, kept as Draws
 
 
+class Gather(NamedTuple):
+    """What clients send once for all personal models, beside the network: who makes it, and how it is pooled."""
+
+    client: Client
+    rules: Mapping[str, Rule]
+    initial: Parts  # of the parts that are gathered
+    reference: Callable[[Parts, Mapping[str, float]], Parts]
+
+
 class Program(NamedTuple):
     """A method bound to a network: all that open, clients, close and prediction need."""
 
@@ -57,6 +66,8 @@ class Program(NamedTuple):
     noise: str = "likelihood"  # where the observation noise of a regression comes from
     personal: Client | None = None  # what a client does to make the model its own; its upload is that model, whole
     whole: bool = True  # whether the broadcast predicts; else only personal models do
+    gather: Gather | None = None  # what all clients send before personal models are made
+    predictor: Callable[[Parts], Parts] = lambda parts: parts  # the parts that predict, of those broadcast
 
     @property
     def needs_uploads(self) -> bool:
@@ -168,6 +179,20 @@ def at_home(program: Program) -> Program:
     return program._replace(client=program.personal, rules={}, members=True)
 
 
+def gathering(program: Program) -> Program | None:
+    """The program by which clients send what personal models need of one another; None: nothing."""
+    if program.gather is None:
+        return None
+    made = program.gather
+    return program._replace(
+        client=made.client,
+        rules=made.rules,
+        initial={**program.initial, **made.initial},
+        reference=made.reference,
+        members=False,
+    )
+
+
 def add_terms(program: Program, terms: Iterable[Terms]) -> Terms:
     """The sum over clients, or over sums."""
     return reduce(lambda a, b: {part: program.rules[part].add(a[part], b[part]) for part in a}, terms)
@@ -222,7 +247,7 @@ def beside(part: str) -> bool:
 
 def predicting(program: Program, parts: Parts) -> Parts:
     """The parts that predict: the kept uploads instead of the pooled posterior where the program says so."""
-    own = {part: q for part, q in parts.items() if not part.startswith(MEMBERS)}
+    own = program.predictor({part: q for part, q in parts.items() if not part.startswith(MEMBERS)})
     if program.noise == "none" and program.model.likelihood.kind == "real":
         own["noise"] = Point(torch.tensor([0.0, 1.0]))
     if not program.members:

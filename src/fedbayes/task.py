@@ -25,6 +25,7 @@ from fedbayes.federation import (
     begin,
     cohort_of,
     cohort_size,
+    gathering,
     open_round,
 )
 from fedbayes.methods import Method, Setting, method_named
@@ -69,6 +70,7 @@ class Task:
     device: torch.device
     personal_every: int = 0  # rounds between evaluations of the personal models; 0: none
     personal: Any = None  # the engine that makes them
+    gather: Any = None  # the engine that gathers what they need of one another; None: nothing
     target_loss: float | None = None  # stop when the training loss is as low
     target_accuracy: float | None = None  # stop when the accuracy on the test set is as high
 
@@ -143,6 +145,8 @@ def prepare(
         None if scale is None else (scale.mean, scale.std),
         precision == "bf16",
         _augmentation(augment, data),
+        data.y[:1].to(where),
+        int(clients.sizes.max()),
     )
     _try_network(setting, clients)
     program = method.build(setting)
@@ -168,6 +172,7 @@ def prepare(
     if not program.whole and validation:
         raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
     program = program._replace(personal=personal_of(program))
+    asked = gathering(program)
     return Task(
         program,
         clients,
@@ -184,6 +189,7 @@ def prepare(
         where,
         personal_every,
         made.beside(at_home(program), address(seed, "personal")),
+        None if asked is None else made.beside(asked, address(seed, "gather")),
         target_loss,
         target_accuracy,
     )
