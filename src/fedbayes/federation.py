@@ -68,6 +68,7 @@ class Program(NamedTuple):
     whole: bool = True  # whether the broadcast predicts; else only personal models do
     gather: Gather | None = None  # what all clients send before personal models are made
     predictor: Callable[[Parts], Parts] = lambda parts: parts  # the parts that predict, of those broadcast
+    plain: Any = None  # the program before its personal models were refined
 
     @property
     def needs_uploads(self) -> bool:

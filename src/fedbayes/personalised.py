@@ -15,8 +15,9 @@ from fedbayes.errors import InputError
 from fedbayes.federation import FederationState, Order, add_terms, broadcast_of
 from fedbayes.posterior import Parts
 from fedbayes.predict import Predictive, predictive
+from fedbayes.refined import Refinement, refined_program
 from fedbayes.scores import SUMS
-from fedbayes.task import Task
+from fedbayes.task import Task, with_program
 
 Models = list[tuple[int, Parts]]  # pairs of client and parts
 
@@ -129,3 +130,15 @@ def in_units(task: Task, y: Tensor) -> Tensor:
     if units is None or not y.is_floating_point():
         return y
     return y * torch.as_tensor(units[1]).to(y) + torch.as_tensor(units[0]).to(y)
+
+
+def refined_task(task: Task, **options: Any) -> Task:
+    """A task whose clients refine their classifiers in another way; what has been trained is what it was."""
+    asked = Refinement(**options)
+    asked.check()
+    if asked.laplace != "end":
+        raise InputError('laplace: after training, posteriors are fitted at the end; set laplace = "end"')
+    data = task.clients.data
+    x, y = data.x[:1].to(task.device), data.y[:1].to(task.device)
+    program = task.program.plain or task.program
+    return with_program(task, refined_program(program, asked, x, y, int(task.clients.sizes.max())))

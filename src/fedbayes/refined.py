@@ -88,12 +88,13 @@ def refined(base: Method, **options: Any) -> Method:
 
 def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, most: int) -> Program:
     """A program with that refinement; x and y are a batch of inputs and targets, `most` the most rows of a client."""
+    plain = program
     model, tuned = program.model, personal_of(program)
     if asked.refine == "tune":
         return program
     received = tuned._replace(phases=())
     if asked.refine == "none":
-        return program._replace(personal=received)
+        return program._replace(personal=received, plain=plain)
     if program.members or program.noise not in ("likelihood", "none"):
         raise InputError(
             "refine: this method predicts by an ensemble of networks; there is no one classifier to refine"
@@ -112,6 +113,7 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
             inner, inner.finish, laplace, target=y[:1], rows=most, flow=flow if asked.refine == "flow" else None
         ),
         options=lambda number: {**options(number), **scalars},
+        plain=plain,
     )
     pooled = isinstance(sent, Point) and shared
     if asked.prior_of == "broadcast" and not (pooled and asked.laplace == "every"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -171,9 +171,7 @@ def prepare(
     )
     if not program.whole and validation:
         raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
-    program = program._replace(personal=personal_of(program))
-    asked = gathering(program)
-    return Task(
+    task = Task(
         program,
         clients,
         held,
@@ -188,10 +186,21 @@ def prepare(
         evaluate_every,
         where,
         personal_every,
-        made.beside(at_home(program), address(seed, "personal")),
-        None if asked is None else made.beside(asked, address(seed, "gather")),
-        target_loss,
-        target_accuracy,
+        target_loss=target_loss,
+        target_accuracy=target_accuracy,
+    )
+    return with_program(task, program)
+
+
+def with_program(task: Task, program: Program) -> Task:
+    """The task with engines that make the personal models of a program; what trains is not changed."""
+    program = program._replace(personal=personal_of(program))
+    asked, made = gathering(program), task.engine
+    return replace(
+        task,
+        program=program,
+        personal=made.beside(at_home(program), address(task.seed, "personal")),
+        gather=None if asked is None else made.beside(asked, address(task.seed, "gather")),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vmap
 
 from fedbayes import curvature
 from fedbayes.clients.cached import Cache
@@ -116,7 +116,7 @@ def refine(
     def loss(vectors: dict[str, Tensor], state: Flowing, seen: Tensor, y: Tensor, noise: Tensor, info: Info) -> Any:
         others = means(group, whole(state.inner, info).parts)
         draws, log_det = Radial(**vectors).forward(state.base.at(noise))
-        fit = torch.stack([log_likelihood(w, group, seen, y, None, others) for w in draws.unbind(0)]) / len(y)
+        fit = vmap(lambda w: log_likelihood(w, group, seen, y, None, others))(draws) / len(y)
         mean, root = state.prior
         away = draws - mean
         white = away * root if root.dim() == 1 else away @ root.mT

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbayes.errors import InputError, unknown
+from fedbayes.networks.wide import lenet, wide_resnet
 from fedbayes.noise import address
 
 Shape = Sequence[int]
@@ -78,7 +79,14 @@ def text_cnn(
     return TextCNN(outputs, words, width, channels, spans)
 
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"linear": linear, "mlp": mlp, "cnn": cnn, "text_cnn": text_cnn}
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "text_cnn": text_cnn,
+    "lenet": lenet,
+    "wide_resnet": wide_resnet,
+}
 
 
 def network_named(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:
