@@ -74,6 +74,8 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "flow_batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "flow_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "flow_lr": ("positive", lambda v: v > 0),
+    "swag_epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "swag_lr": ("positive", lambda v: v > 0),
     "server_lr": ("positive", lambda v: v > 0),
     "server_momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbayes.clients.client import Client
 from fedbayes.clients.laplace import CLASSIFIER, PRIORS, Laplace, standard, with_laplace
 from fedbayes.clients.refine import Flow, grafted, refine
+from fedbayes.clients.trajectory import with_swag
 from fedbayes.composition import Method, Setting, check_options
 from fedbayes.curvature import STRUCTURES, check_curvature
 from fedbayes.errors import InputError, unknown
@@ -26,6 +27,7 @@ REFINEMENTS = {
     "laplace": "a Laplace posterior of the classifier",
     "flow": "a chain of radial flows over that posterior, fitted to the client's rows",
 }
+POSTERIORS = {"laplace": "by the curvature of the likelihood", "swag": "moments of further steps of the classifier"}
 WHEN = {"end": "when personal models are made, at the broadcast", "every": "every round, beside the network"}
 
 
@@ -35,6 +37,7 @@ class Refinement:
 
     refine: str = "flow"
     classifier: tuple[str, ...] = (HEAD,)
+    posterior: str = "laplace"
     hessian: str = "kron"
     prior_of: str = "evidence"
     prior_precision: float = 1.0
@@ -45,11 +48,14 @@ class Refinement:
     flow_batch: int = 128
     flow_draws: int = 4
     flow_lr: float = 1e-3
+    swag_epochs: int = 5
+    swag_lr: float = 0.01
 
     def check(self) -> None:
         """Refuse options that make no sense, each by name."""
         tables: dict[str, Mapping[str, Any]] = {
             "refine": REFINEMENTS,
+            "posterior": POSTERIORS,
             "hessian": STRUCTURES,
             "prior_of": PRIORS,
             "laplace": WHEN,
@@ -58,8 +64,7 @@ class Refinement:
         for name, table in tables.items():
             if getattr(self, name) not in table:
                 raise unknown(name, getattr(self, name), table)
-        numbers = ("prior_precision", "flow_length", "flow_epochs", "flow_batch", "flow_draws", "flow_lr")
-        check_options({name: getattr(self, name) for name in numbers})
+        check_options({name: value for name, value in vars(self).items() if name not in tables})
 
 
 OPTIONS = tuple(Refinement.__dataclass_fields__)
@@ -72,7 +77,8 @@ def refined(base: Method, **options: Any) -> Method:
     is "kron", "diag" or "full"; `prior_of` "evidence", "fixed" (`prior_precision`) or "broadcast". Of a network of
     points whose classifier is shared, clients' posteriors are pooled by moment matching (eq. 15): `laplace` = "end",
     when personal models are made, or "every" round. `after` "trained": the client first trains once more.
-    `flow_*`: length of the chain, passes, rows and draws in a step, and Adam's learning rate.
+    `flow_*`: length of the chain, passes, rows and draws in a step, and Adam's learning rate. `posterior` "swag":
+    the pooled posteriors are moments of `swag_epochs` more passes of the classifier at `swag_lr`.
     """
     asked = Refinement(**{**options, "classifier": tuple(options.get("classifier", (HEAD,)))})
     asked.check()
@@ -106,7 +112,7 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
     inner = tuned if asked.after == "trained" else received
     sent = program.initial[group.part]
     shared = sent.layout is not None and set(group.layout.names) <= set(sent.layout.names)
-    scalars = {"flow_lr": asked.flow_lr, "prior_precision": asked.prior_precision}
+    scalars = {"flow_lr": asked.flow_lr, "prior_precision": asked.prior_precision, "swag_lr": asked.swag_lr}
     options = program.options
     program = program._replace(
         personal=refine(
@@ -118,10 +124,22 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
     pooled = isinstance(sent, Point) and shared
     if asked.prior_of == "broadcast" and not (pooled and asked.laplace == "every"):
         raise InputError('prior_of: "broadcast" needs a posterior that is sent each round; set laplace = "every"')
-    return _pooled(program, tuned, laplace, asked) if pooled else program
+    if not pooled:
+        if asked.posterior == "swag":
+            raise InputError("posterior: swag is for a classifier of points that is shared; use laplace")
+        return program
+    if asked.posterior == "swag":
+        return _pooled(program, laplace._replace(structure="diag"), asked.laplace, _swag(group, tuned, asked, y, most))
+    return _pooled(program, laplace, asked.laplace, lambda client: with_laplace(client, tuned.finish, laplace))
 
 
-def _pooled(program: Program, tuned: Client, laplace: Laplace, asked: Refinement) -> Program:
+def _swag(group: Group, tuned: Client, asked: Refinement, y: Tensor, most: int) -> Callable[[Client], Client]:
+    return lambda client: with_swag(
+        client, tuned.finish, group, target=y[:1], rows=most, epochs=asked.swag_epochs, batch=asked.flow_batch
+    )
+
+
+def _pooled(program: Program, laplace: Laplace, when: str, sending: Callable[[Client], Client]) -> Program:
     """With clients that send their classifier's posterior: in every round, or when it is gathered."""
     group = laplace.group
     rule = rule_named("lp" if laplace.structure == "diag" else "moment_matching")
@@ -132,11 +150,11 @@ def _pooled(program: Program, tuned: Client, laplace: Laplace, asked: Refinement
         known = {part: q for part, q in broadcast.items() if part != CLASSIFIER}
         return {**before(known, options), CLASSIFIER: Point(_classifier(group, broadcast), group.layout)}
 
-    if asked.laplace == "end":
-        client = with_laplace(program.client._replace(phases=()), tuned.finish, laplace)
+    if when == "end":
+        client = sending(program.client._replace(phases=()))
         return program._replace(gather=Gather(client, {CLASSIFIER: rule}, {CLASSIFIER: first}, reference))
     return program._replace(
-        client=with_laplace(program.client, tuned.finish, laplace),
+        client=sending(program.client),
         initial={**program.initial, CLASSIFIER: first},
         rules={**program.rules, CLASSIFIER: rule},
         reference=reference,

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import fedbayes as fb
-from fedbayes.clients.laplace import CLASSIFIER
-from fedbayes.clients.refine import first_flow, log_likelihood
+from fedbayes.clients.laplace import CLASSIFIER, log_likelihood
+from fedbayes.clients.refine import first_flow
 from fedbayes.covariance import FullGaussian
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
@@ -47,6 +47,8 @@ KINDS = {
     "fedavg, laplace": {"refine": "laplace"},
     "fedavg, laplace, diagonal": {"refine": "laplace", "hessian": "diag"},
     "fedavg, flow": FLOW,
+    "fedavg, swag": {"refine": "laplace", "posterior": "swag", "swag_epochs": 2},
+    "lg_fedavg, flow over swag, every round": {**FLOW, "posterior": "swag", "laplace": "every", "swag_epochs": 2},
     "fedavg, flow, every round": {**FLOW, "laplace": "every", "hessian": "full"},
     "fedavg, flow over what is trained": {**FLOW, "after": "trained"},
     "fedavg, flow over a hidden layer": {**FLOW, "classifier": ("0.*",), "hessian": "full"},
@@ -199,6 +201,42 @@ def test_clients_with_little_to_say_have_finite_refined_models(method, edge):
     assert torch.isfinite(probs).all()
 
 
+def test_swag_has_the_moments_of_a_plain_walk_of_the_classifier():
+    """One batch of all rows in a fixed order would be drawn with replacement: with one row there is no choice."""
+    g = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(1, 5, generator=g), torch.tensor([2])) for _ in range(2)]
+    clients = from_clients(pairs, pairs[1], kind="classes", classes=3)
+    options = {"refine": "laplace", "posterior": "swag", "swag_epochs": 7, "swag_lr": 0.3}
+    run = trained("fedavg", clients=clients, **options)
+    own = network()
+    layout = run.task.program.model.layouts["model"]
+    own.load_state_dict(layout.split(run.posterior.mean), strict=False)
+    own.load_state_dict(run.task.program.model.layouts["buffers"].split(run.parts["buffers"].mean), strict=False)
+    own.eval()
+    walks = []
+    for x, y in pairs:
+        features, head = own[:3](x.double()).detach(), nn.Linear(6, 3).double()
+        head.load_state_dict(own[3].state_dict())
+        optimiser, seen = torch.optim.SGD(head.parameters(), lr=0.3), []
+        for _ in range(7):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(head(features), y).backward()
+            optimiser.step()
+            seen.append(nn.utils.parameters_to_vector(head.parameters()).detach().clone())
+        walks.append(torch.stack(seen))
+    means, variances = (
+        torch.stack([f(w) for w in walks]) for f in (lambda w: w.mean(0), lambda w: w.var(0, correction=0))
+    )
+    q = gather(run.home).gathered[CLASSIFIER]
+    torch.testing.assert_close(q.mean, means.mean(0), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(q.scale**2, variances.mean(0) + means.var(0, correction=0), rtol=1e-5, atol=1e-11)
+
+
+def test_swag_at_home_is_refused():
+    with pytest.raises(InputError, match="swag"):
+        trained("fedper", refine="flow", posterior="swag")
+
+
 def test_ood_scores_and_predictions_take_refined_models():
     run = trained("fedavg_pf", **FLOW)
     x = run.task.clients.data.test_x[:7]
@@ -221,6 +259,7 @@ def test_ood_scores_and_predictions_take_refined_models():
         ({"flow_length": 3}, "refine"),
         ({"refine": "flow", "prior_of": "broadcast"}, "every"),
         ({"refine": "flow", "classifier": ("tail.*",)}, "tail"),
+        ({"refine": "flow", "posterior": "mcmc"}, "posterior"),
     ],
     ids=str,
 )

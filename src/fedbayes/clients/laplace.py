@@ -102,6 +102,15 @@ def means(group: Group, parts: Parts) -> dict[str, Tensor]:
     return {part: parts[part].mean for part in group.model.layouts}
 
 
+def log_likelihood(
+    vector: Tensor, group: Group, seen: Tensor, y: Tensor, mask: Tensor | None, vectors: dict[str, Tensor]
+) -> Tensor:
+    """Summed over the live rows, of the classifier's weights [p]."""
+    model = group.model
+    rows = model.likelihood.log_prob(group.output(vector, seen, vectors), y, model.weights(vectors))
+    return (rows if mask is None else torch.where(mask, rows, 0)).sum()
+
+
 def standard(group: Group, structure: str, like: Tensor) -> Gaussian | FullGaussian:
     """N(the network's own weights, I) over the group: what is broadcast before anyone has fitted a posterior."""
     mean = group.of(group.model.initial()).to(like)

@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 from fedbayes import curvature
 from fedbayes.clients.cached import Cache
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
-from fedbayes.clients.laplace import CLASSIFIER, Finish, Laplace, inside, means
+from fedbayes.clients.laplace import CLASSIFIER, Finish, Laplace, inside, log_likelihood, means
 from fedbayes.curvature import Sums
 from fedbayes.flow import Flowed, Radial
 from fedbayes.gradient import gradients
@@ -151,15 +151,6 @@ def refine(
 
 
 OPTIMISER: Optimiser = adam()
-
-
-def log_likelihood(
-    vector: Tensor, group: Group, seen: Tensor, y: Tensor, mask: Tensor | None, vectors: dict[str, Tensor]
-) -> Tensor:
-    """Summed over the live rows, of the classifier's weights [p]."""
-    model = group.model
-    rows = model.likelihood.log_prob(group.output(vector, seen, vectors), y, model.weights(vectors))
-    return (rows if mask is None else torch.where(mask, rows, 0)).sum()
 
 
 def first_flow(centre: Tensor, length: int) -> dict[str, Tensor]:
