@@ -52,6 +52,13 @@ def test_a_run_prints_progress_a_table_and_the_report(home):
     assert "\x1b" not in said  # no control codes where nobody reads them
 
 
+def test_central_training_pools_the_clients(home):
+    call("run", home / "small.toml", "--central", "--set", "epochs=2", "--output", home / "central")
+    run = fb.load(home / "central")
+    assert (len(run.task.clients), len(run.journal)) == (1, 4)
+    assert tomllib.loads((home / "central" / "config.toml").read_text())["central"] is True
+
+
 def test_the_version_is_that_of_the_package():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert project["version"] == fb.__version__

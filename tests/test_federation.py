@@ -272,7 +272,7 @@ def test_a_validation_score_that_is_no_number_is_never_the_best(monkeypatch):
     monkeypatch.setattr(training, "_scores", lambda *_: {"nll": next(nlls)})
     run = fit(nn.Linear(20, 2), _overfitting(), method=fedavg(**FAST), rounds=4, validation=0.25)
     assert run.progress.best.round == 4
-    assert run.progress.best.nll == 2.0
+    assert run.progress.best.score == 2.0
 
 
 def test_held_out_rows_are_never_trained_on():

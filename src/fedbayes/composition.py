@@ -17,6 +17,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.federation import NOISE, Program
 from fedbayes.layout import matches
 from fedbayes.model import Augment, Likelihood, Model
+from fedbayes.networks.dropout import has_dropout
 from fedbayes.networks.estimators import ESTIMATORS
 from fedbayes.noise import Tape
 from fedbayes.optimisers import OPTIMISERS, Optimiser
@@ -161,6 +162,15 @@ def check_batch(setting: Setting, model: Model, batch: int) -> None:
                 model.train_output(model.weights(model.initial()), setting.x[:1], Tape(), None)
         except ValueError as error:
             raise InputError(f"batch: BatchNorm needs more than one row in a batch, not {batch} ({error})") from error
+
+
+def check_dropout(setting: Setting, wanted: bool) -> None:
+    """MC dropout of a network that drops nothing would be a point without a word of it."""
+    if wanted and not has_dropout(setting.network):
+        raise InputError(
+            "mc_dropout: the network has no dropout; give it some by network_options = {dropout = 0.2}, "
+            "or fedbayes.networks.dropout.with_dropout(network, 0.2)"
+        )
 
 
 def batch_like(x: Tensor, batch: int) -> Tensor:

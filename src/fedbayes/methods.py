@@ -17,6 +17,7 @@ from fedbayes.composition import (
     batch_like,
     by_round,
     check_batch,
+    check_dropout,
     check_options,
     check_points,
     is_linear,
@@ -85,6 +86,7 @@ def fedavg(
     check_options(options)
 
     def build(setting: Setting) -> Program:
+        check_dropout(setting, mc_dropout)
         model = model_of(setting, None)
         client = point_client(setting, model, options)
         initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}

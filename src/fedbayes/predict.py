@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -107,12 +107,12 @@ def predictive(
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
     if all(isinstance(q, Point) for q in parts.values()) and not dropout:
         draws = 1
-    if batch is None:
-        batch = 1024 if x.device.type == "cpu" else 16384
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # For what can't be taken over, such as alpha dropout.
         torch.manual_seed(address(seed, "predict", "torch"))
         drawn = draw_weights({p: parts[p] for p in model.layouts}, draws, seed, "predict")
+        if batch is None:
+            batch = _rows_at_once(model, drawn, x, dropout)
         pieces = []
         for start in range(0, max(len(x), 1), batch):
             rows = x[start : start + batch]
@@ -180,15 +180,40 @@ def each_draw(
         weights = model.weights(vectors)
         return read(model.output(weights, x, None if noise is None else Tape(noise)), weights)
 
-    noise = None
-    if dropout:
-        tape = Tape()
-        model.output(model.weights({part: v[0] for part, v in drawn.items()}), x, tape)
-        noise = torch.randn(count, tape.used, generator=generator(*place)).to(x.device)
+    def noises() -> Iterator[Tensor | None]:
+        """The noise of one draw after another: large networks can't hold that of all."""
+        if not dropout:
+            yield from [None] * count
+            return
+        random = torch.Generator(x.device).manual_seed(address(*place))
+        used = _dropout_normals(model, drawn, x)
+        yield from (torch.randn(used, generator=random, device=x.device) for _ in range(count))
+
     if count > 1 and not (x.device.type == "cpu" and model.convolves):
+        noise = torch.stack(list(noises())) if dropout else None  # type: ignore[arg-type]
         try:
             return vmap(one, in_dims=(0, None if noise is None else 0), randomness="different")(drawn, noise)
         except (RuntimeError, ValueError):
             pass  # a network that vmap can't take; what is wrong with it otherwise shows below
-    rows = [one({part: v[z] for part, v in drawn.items()}, None if noise is None else noise[z]) for z in range(count)]
+    rows = [one({part: v[z] for part, v in drawn.items()}, noise) for z, noise in enumerate(noises())]
     return tuple(torch.stack(column) for column in zip(*rows))
+
+
+def _dropout_normals(model: Model, drawn: dict[str, Tensor], x: Tensor) -> int:
+    """How many normals the dropout of one forward pass reads, by a dry run."""
+    tape = Tape()
+    model.output(model.weights({part: v[0] for part, v in drawn.items()}), x, tape)
+    return tape.used
+
+
+MOST_NORMALS = {"cpu": 2**25, "cuda": 2**30}  # of dropout in memory at once
+
+
+def _rows_at_once(model: Model, drawn: dict[str, Tensor], x: Tensor, dropout: bool) -> int:
+    """Rows of a batch whose activations, under all draws, and whose dropout noise fit in memory."""
+    most = 1024 if x.device.type == "cpu" or model.convolves else 16384
+    if not dropout or not len(x):
+        return most
+    count = 1 if x.device.type == "cpu" and model.convolves else next(iter(drawn.values())).shape[0]
+    each = max(1, count * _dropout_normals(model, drawn, x[:1]))
+    return max(1, min(most, MOST_NORMALS.get(x.device.type, 2**25) // each))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -34,11 +34,14 @@ from fedbayes.noise import address
 from fedbayes.personal import personal_of
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
 
+# Scores by which early stopping judges, and their direction.
+MONITORS = {"nll": 1, "accuracy": -1}
+
 
 class Best(NamedTuple):
-    """The best validated posterior so far."""
+    """The best validated posterior so far, by the score that is monitored."""
 
-    nll: float
+    score: float
     round: int
     broadcast: Parts
 
@@ -49,6 +52,11 @@ class Progress(NamedTuple):
     state: FederationState
     best: Best | None = None
     stopped: bool = False
+    pretrained: Mapping[str, Any] = {}  # what to report of training before the first round
+
+
+# Training at the server before the first round: the parts to begin with, and what to report of it.
+Before = Callable[[], tuple[Parts, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -73,9 +81,16 @@ class Task:
     gather: Any = None  # the engine that gathers what they need of one another; None: nothing
     target_loss: float | None = None  # stop when the training loss is as low
     target_accuracy: float | None = None  # stop when the accuracy on the test set is as high
+    monitor: str = "nll"  # the validation score by which the best round is chosen
+    before: Before | None = None
 
     def begin(self) -> Progress:
-        return Progress(begin(self.program))
+        """The progress before the first round, after the server's pre-training where there is one."""
+        if self.before is None:
+            return Progress(begin(self.program))
+        parts, figures = self.before()
+        start = self.program._replace(initial=_initial(self.program, parts, self.device))
+        return Progress(begin(start), pretrained=figures)
 
     def done(self, progress: Progress) -> bool:
         return progress.stopped or progress.state.round >= self.rounds
@@ -114,6 +129,7 @@ def prepare(
     personal_every: int = 0,
     target_loss: float | None = None,
     target_accuracy: float | None = None,
+    monitor: str = "nll",
     server_data: Tensor | None = None,
     init: Mapping[str, Posterior] | None = None,
 ) -> Task:
@@ -124,6 +140,7 @@ def prepare(
         method = method_named(method)
     _check_numbers(rounds, dropout, validation, patience, evaluate_every)
     _check_stopping(personal_every, target_loss, target_accuracy)
+    _check_monitor(monitor, clients.data)
     size = cohort_size(cohort, len(clients))
     held = torch.zeros(0, dtype=torch.int64)
     if validation:
@@ -188,6 +205,7 @@ def prepare(
         personal_every,
         target_loss=target_loss,
         target_accuracy=target_accuracy,
+        monitor=monitor,
     )
     return with_program(task, program)
 
@@ -225,6 +243,13 @@ def _check_numbers(rounds: int, dropout: float, validation: float, patience: int
         raise InputError("patience: early stopping needs patience >= 1 and a validation share, such as validation=0.1")
     if evaluate_every < 1:
         raise InputError(f"evaluate_every must be at least 1, not {evaluate_every}")
+
+
+def _check_monitor(monitor: str, data: Dataset) -> None:
+    if monitor not in MONITORS:
+        raise unknown("monitor", monitor, MONITORS)
+    if monitor == "accuracy" and data.kind == "real":
+        raise InputError(f"monitor: {data.name} is a regression, it has no accuracy; use nll")
 
 
 def _check_stopping(personal_every: int, target_loss: float | None, target_accuracy: float | None) -> None:

@@ -28,7 +28,9 @@ from fedbayes.personalised import Federation, in_units, personal_models, persona
 from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.predict import Predictive, predictive
 from fedbayes.scores import SUMS
-from fedbayes.task import Best, Progress, Task, prepare
+from fedbayes.task import MONITORS, Best, Progress, Task, prepare
+
+MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
 
 
 class OwnStore(Protocol):
@@ -114,7 +116,9 @@ def close(
         state = state._replace(broadcast=with_noise(task, state.broadcast, [u.client for u in outcome.uploads]))
     own.put(order.round, outcome.own)
     record = _record(task, order, outcome, report)
-    progress = progress._replace(state=state)
+    if progress.pretrained:
+        record["pretrained"] = dict(progress.pretrained)
+    progress = progress._replace(state=state, pretrained={})
     if due and task.program.whole:
         record["test"] = evaluate(task, state.broadcast)
         progress = _validate(task, progress, record)
@@ -182,26 +186,37 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
     }
 
 
+def pretrained(task: Task) -> tuple[Parts, dict[str, Any]]:
+    """Train a task in memory for another to begin with: its best posterior, its epochs and validation scores."""
+    run = train(task)
+    best = run.progress.best
+    kept = run.progress.state if best is None else best
+    scores = run.journal[kept.round - 1].get("validation", {}) if kept.round else {}
+    return kept.broadcast, {"epochs": len(run.journal), "best": kept.round, **scores}
+
+
 def message_bytes(parts: Mapping[str, Posterior]) -> int:
     """Bytes of a broadcast, or of an upload, in the dtypes it is held in."""
     return sum(t.numel() * t.element_size() for t in flatten_parts(parts)[0].values())
 
 
 def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
-    """Keep the best posterior by validation NLL; stop after `patience` evaluations without a better one."""
+    """Keep the best posterior by a validation score; stop after `patience` evaluations without a better one."""
     if not len(task.validation):
         return progress
     data, state = task.clients.data, progress.state
     scores = _scores(task, state.broadcast, data.x[task.validation], data.y[task.validation])
     record["validation"] = scores
     best = progress.best
-    if best is None or scores["nll"] < best.nll or math.isnan(best.nll):
-        return progress._replace(best=Best(scores["nll"], state.round, state.broadcast))
+    score, sign = scores[task.monitor], MONITORS[task.monitor]
+    if best is None or sign * score < sign * best.score or math.isnan(best.score):
+        return progress._replace(best=Best(score, state.round, state.broadcast))
     waited = (state.round - best.round) // task.evaluate_every
     stopped = task.patience is not None and waited >= task.patience
     if stopped:
         record["stopped"] = (
-            f"no better validation NLL than {best.nll:.4f} (round {best.round}) for {waited} evaluations"
+            f"no better validation {MONITORED[task.monitor]} than {best.score:.4f} (round {best.round}) "
+            f"for {waited} evaluations"
         )
     return progress._replace(stopped=stopped)
 
@@ -336,7 +351,11 @@ def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run
     >>> run.predict(clients.data.test_x[:3]).probs.shape
     torch.Size([3, 10])
     """
-    task = prepare(network, clients, **options)
+    return train(prepare(network, clients, **options))
+
+
+def train(task: Task) -> Run:
+    """Train a task in memory, from its first round to its last."""
     last, journal, own = task.begin(), [], Memory()
     for progress, record in rounds(task, last, own):
         last = progress

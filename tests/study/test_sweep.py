@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from fedbayes.errors import InputError
+from fedbayes.study.build import build
 from fedbayes.study.experiment import Experiment
 from fedbayes.study.folders import runs_in
 from fedbayes.study.run import load, run
 from fedbayes.study.sweep import members_of, program_of, sweep, values_of
+from fedbayes.training import Memory, rounds_together, train
 
 DIGITS = Experiment(
     data="digits",
@@ -75,3 +77,39 @@ def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_comparison_is_not_swept(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one method"):
         sweep(replace(DIGITS, methods=("fedavg", "feduab")), ["seed=0..1"], tmp_path)
+
+
+SERVERS = [
+    {"rule": rule, "weighting": weighting}
+    for rule, weighting in [
+        ("nwa", "size"),
+        ("ws", "equal"),
+        ("wc", "distance"),
+        ("lp", "discrepancy"),
+        ("dwc", "size"),
+    ]
+]
+
+
+def test_rules_and_weightings_are_one_program_and_each_member_equals_its_run_alone() -> None:
+    members = [
+        replace(DIGITS, method="fedvi", seed=m % 2, options={**DIGITS.options, "lr": 0.02, "kl": "1/n", **options})
+        for m, options in enumerate(SERVERS)
+    ]
+    assert len({program_of(member) for member in members}) == 1
+    tasks = [build(member) for member in members]
+    *_, last = rounds_together(tasks, [t.begin() for t in tasks], [Memory() for _ in tasks])
+    for member, entry in zip(members, last):
+        assert entry is not None
+        progress, record = entry
+        alone = train(build(member))
+        for field in ("mean", "scale"):
+            ours, want = (getattr(p["model"], field) for p in (progress.state.broadcast, alone.parts))
+            torch.testing.assert_close(ours, want, rtol=1e-5, atol=1e-6)
+        assert record["test"]["nll"] == pytest.approx(alone.journal[-1]["test"]["nll"], rel=1e-4)
+        assert ("floored" in record) == (member.options["rule"] == "dwc")
+
+
+def test_the_client_of_a_member_is_not_free() -> None:
+    members = members_of(replace(DIGITS, method="fedvi"), ["rule=nwa,ws", "prior=fixed,broadcast"])
+    assert len({program_of(member) for member in members.values()}) == 2

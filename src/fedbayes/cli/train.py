@@ -19,6 +19,7 @@ def run(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, loop or stacked.")] = None,
     compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
+    central: Annotated[bool, typer.Option("--central", help="Pool all rows in one client: no federation.")] = False,
     tensorboard: Events = False,
 ) -> None:
     """Train an experiment into a folder, and write its report."""
@@ -34,7 +35,11 @@ def run(
         from fedbayes.study.build import options_of_method
 
         experiment = with_settings(experiment, given, options_of_method)
-    folder = output or Path("runs") / Path(name).stem
+    folder = output or Path("runs") / f"{Path(name).stem}{'-central' if central else ''}"
+    if central:
+        from fedbayes.study.build import without_federation
+
+        experiment = without_federation(experiment)
     from fedbayes.study.run import run as train
 
     _train(lambda watch: train(experiment, folder, watch), folder, tensorboard)

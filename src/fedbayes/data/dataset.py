@@ -160,6 +160,21 @@ class Clients:
     def test_label_counts(self) -> Tensor:
         return _label_counts(self.data.test_y, self.test, self.data)
 
+    def pooled(self) -> "Clients":
+        """One client that holds the rows of all, each once: training without a federation."""
+        return self._one(self.train.flat.unique())
+
+    def at_server(self) -> "Clients":
+        """One client that holds the server's rows, and no test rows: training before the federation begins."""
+        if not len(self.server):
+            raise ValueError("the server has no rows of its own: give the partition a share for it, such as server=0.1")
+        data = replace(self.data, test_x=self.data.test_x[:0], test_y=self.data.test_y[:0], test_owner=None)
+        return replace(self, data=data)._one(self.server)
+
+    def _one(self, rows: Tensor) -> "Clients":
+        tested = torch.arange(len(self.data.test_x))
+        return replace(self, train=Ragged.of_lists([rows]), test=Ragged.of_lists([tested]))
+
     def holdout(self, fraction: float, seed: int = 0) -> tuple["Clients", list[Tensor]]:
         """Cut a random share off each client's training rows for validation; every client keeps at least one row."""
         if not 0 <= fraction < 1:

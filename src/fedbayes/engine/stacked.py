@@ -135,7 +135,7 @@ def train_together(
 ) -> list[Outcome]:
     """One round of several federations of one method (the members of a sweep) as one program.
 
-    Network, method and data store are the same for all; seeds, splits and scalar options may differ.
+    Network, client and data store are the same for all; seeds, splits, scalar options, rules and weightings may differ.
     """
     found: list[list[Outcome]] = [[] for _ in engines]
     for number, seats in enumerate(_chunks(engines, orders)):
@@ -144,7 +144,7 @@ def train_together(
         for seat in seats:
             if not seat.ghost:
                 after()
-    return [_merge(engines[0].program, outcomes) for outcomes in found]
+    return [_merge(engine.program, outcomes) for engine, outcomes in zip(engines, found)]
 
 
 def _chunks(engines: Sequence[Stacked], orders: Sequence[Order]) -> Iterator[list[Seat]]:
@@ -207,7 +207,38 @@ def _run_chunk(
         if store.x.device.type == "cuda":
             for engine, order in zip(engines, orders):
                 engine.look_ahead(order.round + 1)
-        return _outcomes(lead.program, together, seats, uploads, info)
+        made = []
+        for members in _alike([engine.program for engine in engines]):
+            mine = [c for c, seat in enumerate(seats) if seat.member in members]
+            if not mine:
+                continue
+            group = Clients(len(mine), together.info)
+            made += _outcomes(
+                engines[members[0]].program,
+                group,
+                [seats[c] for c in mine],
+                *_only(mine, seats, together, uploads, info),
+            )
+        return made
+
+
+def _alike(programs: Sequence[Program]) -> list[list[int]]:
+    """Members whose server adds in the same way, so that their clients encode their terms as one."""
+    groups: dict[Any, list[int]] = {}
+    for member, program in enumerate(programs):
+        rules = tuple((part, id(rule)) for part, rule in sorted(program.rules.items()))
+        groups.setdefault((rules, id(program.weighting), program.needs_uploads), []).append(member)
+    return list(groups.values())
+
+
+def _only(mine: list[int], seats: list[Seat], together: Clients, uploads: Upload, info: Info) -> tuple[Upload, Info]:
+    """The uploads and infos of some clients of a chunk."""
+    if len(mine) == len(seats):
+        return uploads, info
+    taken = Info(
+        *(tree_map(lambda t: t[mine], a) if axis == 0 else a for a, axis in zip(info, together.info))  # type: ignore[arg-type]
+    )
+    return tree_map(lambda t: t[mine], uploads), taken
 
 
 def _stack(trees: Sequence[Own]) -> Own:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbayes.errors import InputError, unknown
+from fedbayes.networks.resnet import resnet, resnet18, resnet34
 from fedbayes.networks.wide import lenet, wide_resnet
 from fedbayes.noise import address
 
@@ -84,6 +85,9 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "text_cnn": text_cnn,
+    "resnet": resnet,
+    "resnet18": resnet18,
+    "resnet34": resnet34,
     "lenet": lenet,
     "wide_resnet": wide_resnet,
 }

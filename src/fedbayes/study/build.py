@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,10 +20,12 @@ from fedbayes.data.partition import PARTITIONS
 from fedbayes.errors import InputError, unknown
 from fedbayes.methods import METHODS, Method, method_named, option_names
 from fedbayes.model import LIKELIHOODS, Likelihood
+from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import address
+from fedbayes.study.central import at_server, centralised
 from fedbayes.study.experiment import Experiment
-from fedbayes.training import Task, prepare
+from fedbayes.training import Task, prepare, pretrained
 
 
 def build(experiment: Experiment, *, network: nn.Module | None = None, clients: Clients | None = None) -> Task:
@@ -36,7 +39,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
         network = network_of(x, clients.data)
     likelihood = likelihood_of(x, clients.data)
     with naming("experiment"):
-        return prepare(
+        task = prepare(
             network,
             clients,
             method=method,
@@ -57,7 +60,19 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             personal_every=x.personal_every,
             target_loss=x.target_loss,
             target_accuracy=x.target_accuracy,
+            monitor=x.monitor,
         )
+    if not x.pretrain:
+        return task
+    with naming("pretrain"):
+        first = build(at_server(x, method), network=network, clients=clients.at_server())
+    return replace(task, before=lambda: pretrained(first))
+
+
+def without_federation(x: Experiment) -> Experiment:
+    """The experiment trained in one place, on the rows of all its clients."""
+    with naming("options"):
+        return centralised(x, {method: method_of(x.only(method)) for method in x.all_methods})
 
 
 def check_tables(x: Experiment) -> None:
@@ -104,22 +119,32 @@ def clients_of(x: Experiment, data: Any = None) -> Clients:
     if isinstance(data, list):
         data = from_clients(data)
     if isinstance(data, Clients):
-        return data
+        return data.pooled() if x.central else data
     if not isinstance(data, Dataset):
         raise InputError(f"data {x.data} gave a {type(data).__name__}; it must give a Dataset or Clients")
     if x.partition not in PARTITIONS:
         raise unknown("partition", x.partition, PARTITIONS)
     with naming("partition"):
         partition = _call(PARTITIONS[x.partition], x.partition_options, f"partition {x.partition}")
-        return data.split(partition, clients=x.clients, seed=x.seed, test_per_client=x.test_per_client)
+        made = data.split(partition, clients=x.clients, seed=x.seed, test_per_client=x.test_per_client)
+        return made.pooled() if x.central else made
 
 
 def network_of(x: Experiment, data: Dataset) -> nn.Module:
     """The experiment's network with weights that depend on the seed alone.
 
     The user's own object is a module, or is called with the shape of an input and the number of outputs, or with
-    nothing where it takes no such arguments.
+    nothing where it takes no such arguments. Option `dropout` is a rate of dropout after every linear map and
+    convolution, save the layers that match `undropped`.
     """
+    given = {k: v for k, v in x.network_options.items() if k in ("dropout", "undropped")}
+    if given and not _takes_dropout(x.network):
+        if "dropout" not in given:
+            raise InputError("network: undropped spares layers from dropout, but none is given; set dropout = 0.2")
+        options = {k: v for k, v in x.network_options.items() if k not in given}
+        with naming("network"):
+            plain = network_of(replace(x, network_options=options), data)
+            return with_dropout(plain, given["dropout"], but=given.get("undropped", ()))
     with naming("network"):
         if ":" not in x.network:
             return network_named(x.network, data.shape, data.classes, seed=x.seed, **x.network_options)
@@ -133,6 +158,12 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise InputError(f"network {x.network} gave a {type(network).__name__}; it must give a torch.nn.Module")
     return network
+
+
+def _takes_dropout(network: str) -> bool:
+    """Whether the user's own function has an option `dropout` of its own."""
+    made = imported(network, "network") if ":" in network else None
+    return callable(made) and not isinstance(made, nn.Module) and "dropout" in {p.name for p in _parameters(made)}
 
 
 def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:

@@ -28,6 +28,7 @@ class Experiment:
     network: str = "mlp"
     partition: str = "iid"
     clients: int = 20
+    central: bool = False  # one client holds the rows of all
     test_per_client: int | None = None
     method: str = "feduab"
     methods: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ class Experiment:
     dropout: float = 0.0
     validation: float = 0.0
     patience: int | None = None
+    monitor: str = "nll"  # or accuracy: the validation score that chooses the best round
     evaluate_every: int = 1
     personal_every: int = 0  # rounds between evaluations of the clients' personal models; 0: none
     target_loss: float | None = None
@@ -53,6 +55,7 @@ class Experiment:
     network_options: Table = field(default_factory=dict)
     partition_options: Table = field(default_factory=dict)
     likelihood_options: Table = field(default_factory=dict)
+    pretrain: Table = field(default_factory=dict)  # training at the server before the first round
     options: Table = field(default_factory=dict)
 
     @property
@@ -94,6 +97,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "network": TEXT,
     "partition": TEXT,
     "clients": AT_LEAST_1,
+    "central": ("true or false", lambda v: isinstance(v, bool)),
     "test_per_client": ("a whole number", _whole(0)),
     "method": TEXT,
     "methods": NAMES,
@@ -110,6 +114,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "dropout": SHARE,
     "validation": SHARE,
     "patience": AT_LEAST_1,
+    "monitor": TEXT,
     "evaluate_every": AT_LEAST_1,
     "personal_every": ("a whole number of rounds, 0 for never", _whole(0)),
     "target_loss": ("a number", _number),
@@ -119,6 +124,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "network_options": TABLE,
     "partition_options": TABLE,
     "likelihood_options": TABLE,
+    "pretrain": TABLE,
     "options": TABLE,
 }
 

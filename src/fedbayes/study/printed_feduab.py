@@ -20,7 +20,7 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 DATA: dict[str, dict[str, Any]] = {
     "MNIST": {"data": "mnist", "network": "mlp"},
-    "CIFAR-10": {"data": "cifar10", "network": "cnn", "augment": "crop_flip"},
+    "CIFAR-10": {"data": "cifar10", "network": "cnn", "augment": "crop_flip", "precision": "tf32"},
     # The set's 4,060 characters instead of 50,000 words: headlines stand in for the articles.
     "THUCNews": {"data": "thucnews", "network": "text_cnn", "network_options": {"words": 4060}},
 }

@@ -21,7 +21,8 @@ from fedbayes.training import Run, Task, rounds_together
 
 # Options that are numbers a program reads, or that only the server or the first broadcast depends on: members that
 # differ in nothing else are one tensor program.
-SCALARS = {"lr", "kl_weight", "prior_scale", "lr_decay", "lr_silent", "initial", "division", "test_draws", "server_lr"}
+SCALARS = {"lr", "kl_weight", "prior_scale", "lr_decay", "lr_silent", "initial", "division", "test_draws"}
+AT_SERVER = {"rule", "weighting", "server", "server_lr", "server_momentum"}
 SWITCHES = {"weight_decay", "proximal", "clip", "adversarial"}  # numbers too, but a program without them is another
 FREE = {"seed", "partition", "partition_options", "clients", "cohort", "rounds", "evaluate_every", "checkpoint_every"}
 
@@ -61,7 +62,7 @@ def program_of(member: Experiment) -> str:
     """What must be equal for two members to be one program, as text."""
     table = {k: v for k, v in table_of(member).items() if k not in FREE}
     options: Mapping[str, Any] = table.get("options", {})
-    table["options"] = {k: bool(v) if k in SWITCHES else v for k, v in options.items() if k not in SCALARS}
+    table["options"] = {k: bool(v) if k in SWITCHES else v for k, v in options.items() if k not in SCALARS | AT_SERVER}
     return repr(sorted(table.items(), key=lambda row: row[0]))
 
 
