@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedbayes.group import Group, group_of
 from fedbayes.model import Model, Weights
 from fedbayes.noise import Tape, address, generator
 from fedbayes.posterior import Draws, Point, Posterior
@@ -175,6 +176,13 @@ def each_draw(
     `place` is the address of the noise of dropout.
     """
     count = next(iter(drawn.values())).shape[0]
+    group = None if dropout or count == 1 else _varying(model, drawn, x)
+    if group is not None:
+        # All but the classifier is the same in every draw: its features are computed once.
+        first = {part: v[0] for part, v in drawn.items()}
+        seen, weights = group.look(first, x), model.weights(first)
+        vectors = drawn[group.part].index_select(-1, group.places.to(x.device))
+        return vmap(lambda w: read(group.output(w, seen, first), weights))(vectors)
 
     def one(vectors: dict[str, Tensor], noise: Tensor | None) -> tuple[Tensor, ...]:
         weights = model.weights(vectors)
@@ -197,6 +205,25 @@ def each_draw(
             pass  # a network that vmap can't take; what is wrong with it otherwise shows below
     rows = [one({part: v[z] for part, v in drawn.items()}, noise) for z, noise in enumerate(noises())]
     return tuple(torch.stack(column) for column in zip(*rows))
+
+
+def _varying(model: Model, drawn: dict[str, Tensor], x: Tensor) -> Group | None:
+    """The last linear map, where nothing else differs between the draws."""
+    names = []
+    for part, vectors in drawn.items():
+        differs = (vectors != vectors[:1]).any(0)
+        pieces = differs.split(model.layouts[part].sizes)
+        names += [name for name, piece in zip(model.layouts[part].names, pieces) if bool(piece.any())]
+        if len(names) > 2:
+            return None
+    if not names or not len(x):
+        return None
+    owner = {name.rpartition(".")[0] for name in names}
+    whole = [n for part in model.trainable.values() for n in part.names if n.rpartition(".")[0] in owner]
+    if len(owner) > 1 or len({part for part, lay in model.trainable.items() for n in whole if n in lay.names}) > 1:
+        return None
+    group = group_of(model, model.module, tuple(whole), x[:1])
+    return group if group.linear else None
 
 
 def _dropout_normals(model: Model, drawn: dict[str, Tensor], x: Tensor) -> int:
