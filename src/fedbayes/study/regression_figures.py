@@ -54,7 +54,7 @@ def cubic_figure(output: Path) -> list[Path]:
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("y")
     axes[0].legend(frameon=False, fontsize=8, loc="upper left")
-    return _save(figure, output / "fedag-figure-2")
+    return save_figure(figure, output / "fedag-figure-2")
 
 
 def by_round(name: str, rounds: int = folds.ROUNDS, count: int | None = None) -> list[list[folds.Scores]]:
@@ -95,7 +95,7 @@ def round_figure(output: Path, sets: Sequence[str] = ("yacht", "concrete"), coun
             ax.set(title=name, xlabel="round", ylabel=score.upper(), xticks=across)
             ax.spines[["top", "right"]].set_visible(False)
         line[0].legend(frameon=False, fontsize=8)
-    return _save(figure, output / "fedag-figure-3")
+    return save_figure(figure, output / "fedag-figure-3")
 
 
 FIGURES: dict[str, Callable[[Path], list[Path]]] = {"fedag-2": cubic_figure, "fedag-3": round_figure}
@@ -108,7 +108,8 @@ def draw(name: str, output: str | Path) -> list[Path]:
     return FIGURES[name](Path(output))
 
 
-def _save(figure: Any, stem: Path) -> list[Path]:
+def save_figure(figure: Any, stem: Path) -> list[Path]:
+    """A figure as SVG and PNG."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     made = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
     for path in made:
