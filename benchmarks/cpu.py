@@ -2,52 +2,132 @@
 
 FedUAB's settings: MLP 784-50-50-10 on MNIST shapes (600 rows a client) and the CNN on CIFAR shapes, 10 clients a round,
 batch 10. The denominator is the plain loop of `eager.py`, run as PyTorch comes and, where that is faster, with the same
-CPU settings that the library chooses.
+CPU settings that the library chooses. Sections: `speed`; `beside`, a round alone and beside a busy process; `choice`
+and `compiled`, what is chosen against the loop engine. `--only` runs some of them and keeps the file's other rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-import torch
-from measure import Figures, eager_round, federation, our_round, task_of
+from measure import SHAPES, Figures, Others, eager_round, federation, one_round, our_round, task_of
 
+import fedbayes as fb
 from fedbayes.engine.choice import quick_cpu
+from fedbayes.training import Task
 
 CASES = [
-    # what, network, method, options, draws of the plain loop, shape, rows a client, settings of ours
-    ("FedAvg MLP", "mlp", "fedavg", {}, 0, (1, 28, 28), 600),
-    ("FedUAB-1 MLP", "mlp", "feduab", {"train_draws": 1}, 1, (1, 28, 28), 600),
-    ("FedAvg CNN", "cnn", "fedavg", {}, 0, (3, 32, 32), 100),
+    # what, network, method, options, draws of the plain loop, rows a client
+    ("FedAvg MLP", "mlp", "fedavg", {}, 0, 600),
+    ("FedUAB-1 MLP", "mlp", "feduab", {"train_draws": 1}, 1, 600),
+    ("FedAvg CNN", "cnn", "fedavg", {}, 0, 100),
 ]
+WAYS = (("loop", "loop", "off"), ("auto", "auto", "off"), ("auto, compiled", "auto", "on"))
+SIZES = {"equal": [40] * 10, "unequal": [6 * k for k in range(1, 11)]}  # rows a client; tenfold, and padded batches
+CHOICES = list(product(("fedavg", "feduab"), SHAPES, SIZES))
+
+
+def case_of(network: str, method: str, options: dict[str, Any], clients: fb.data.Clients, *way: str) -> Task:
+    engine, compile = way
+    return task_of(network, method, {"epochs": 1, **options}, clients, "cpu", engine=engine, compile=compile)
+
+
+def speed(figures: Figures) -> None:
+    for what, network, method, options, draws, each in CASES:
+        clients = federation(SHAPES[network], [each] * 10)
+        with Others() as others:
+            as_it_comes = eager_round(network, draws, clients, "cpu", share=2, epochs=1)
+            with quick_cpu():
+                tuned = eager_round(network, draws, clients, "cpu", share=2, epochs=1, times=2)
+        plain = min(as_it_comes, tuned)
+        figures.add(
+            f"{what}: plain loop", seconds_an_epoch=plain, as_pytorch_comes=as_it_comes, others_busy=others.share
+        )
+        for name, *way in WAYS:
+            with Others() as others:
+                task = case_of(network, method, options, clients, *way)
+                best, first, notes = our_round(task, "cpu", times=1 if name == "loop" else 3)
+            more = {"notes": notes} if notes else {}
+            figures.add(
+                f"{what}: {name}",
+                seconds_an_epoch=best,
+                first=first,
+                ratio=plain / best,
+                ratio_as_pytorch_comes=as_it_comes / best,
+                others_busy=others.share,
+                **more,
+            )
+
+
+@contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """One process that never rests."""
+    spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    time.sleep(0.3)
+    try:
+        yield
+    finally:
+        spinning.kill()
+        spinning.wait()
+
+
+def beside(figures: Figures) -> None:
+    """With one busy neighbour on two cores, two threads can have three quarters of their time; one has all of it."""
+    for what, network, method, options, draws, each in CASES:
+        clients = federation(SHAPES[network], [each // 2] * 10)
+        ours = {name: one_round(case_of(network, method, options, clients, *way)) for name, *way in WAYS[1:]}
+        plain = partial(eager_round, network, draws, clients, "cpu", share=2, epochs=1)
+        for name, turn in {"plain loop": plain, **ours}.items():
+            with quick_cpu() if turn is plain else nullcontext():
+                turn()
+                with Others() as others:
+                    alone = min(turn() for _ in range(3))
+                with busy_neighbour():
+                    crowded = sum(turn() for _ in range(3)) / 3
+            row = f"{what}: {name}, beside a busy process"
+            figures.add(row, seconds_an_epoch=crowded, against_alone=crowded / alone, others_busy=others.share)
+
+
+def choice(figures: Figures, name: str, *way: str) -> None:
+    """What is chosen, against the loop engine, round by round in turns."""
+    for method, network, kind in CHOICES:
+        clients = federation(SHAPES[network], SIZES[kind])
+        loop, ours = (one_round(case_of(network, method, {}, clients, *w)) for w in (("loop", "off"), way))
+        with Others() as others:
+            pairs = [(loop(), ours()) for _ in range(3)][1:]
+        a, b = (min(times) for times in zip(*pairs))
+        row = f"{method} {network}, {kind} clients: {name}, against the loop engine"
+        figures.add(row, seconds_an_epoch=b, ratio=a / b, others_busy=others.share)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    sections = {
+        "speed": speed,
+        "beside": beside,
+        "choice": lambda figures: choice(figures, *WAYS[1]),
+        "compiled": lambda figures: choice(figures, *WAYS[2]),
+    }
     parser.add_argument("--output", type=Path, default=Path("docs/results/bench-cpu.json"))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", nargs="*", choices=sections, default=list(sections))
+    parser.add_argument(
+        "--case", help="only rows of the speed and beside sections that start like this, as 'FedAvg CNN'"
+    )
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    figures = Figures(arguments.output, "cpu")
-    for what, network, method, options, draws, shape, each in CASES:
-        clients = federation(shape, 10, each)
-        as_it_comes = eager_round(network, draws, clients, "cpu", share=2, epochs=1)
-        with quick_cpu():
-            tuned = eager_round(network, draws, clients, "cpu", share=2, epochs=1)
-        plain = min(as_it_comes, tuned)
-        figures.add(f"{what}: plain loop", seconds_an_epoch=plain, as_pytorch_comes=as_it_comes)
-        for name, engine, compile in (
-            ("loop", "loop", "off"),
-            ("auto", "auto", "off"),
-            ("auto, compiled", "auto", "on"),
-        ):
-            task = task_of(network, method, {"epochs": 1, **options}, clients, "cpu", engine=engine, compile=compile)
-            best, first, notes = our_round(task, "cpu", times=1 if engine == "loop" else 3)
-            ratio = {"ratio": plain / best, "ratio_as_pytorch_comes": as_it_comes / best}
-            figures.add(
-                f"{what}: {name}", seconds_an_epoch=best, first=first, **ratio, **({"notes": notes} if notes else {})
-            )
+    CASES[:] = [case for case in CASES if case[0].startswith(arguments.case)]
+    CHOICES[:] = [case for case in CHOICES if f"{case[0]} {case[1]}, {case[2]}".startswith(arguments.case)]
+    figures = Figures(arguments.output, "cpu", keep=len(arguments.only) < len(sections) or arguments.case != "")
+    for name in arguments.only:
+        sections[name](figures)
 
 
 if __name__ == "__main__":

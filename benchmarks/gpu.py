@@ -25,7 +25,7 @@ def mnist() -> fb.data.Clients:
         data = fb.data.load("mnist")
     except (OSError, ValueError) as error:
         print(f"MNIST is not at hand ({error}); random images instead", flush=True)
-        return federation((1, 28, 28), 100, 600)
+        return federation((1, 28, 28), [600] * 100)
     return data.split(fb.partition.iid(), clients=100, seed=0)
 
 
@@ -56,7 +56,7 @@ def speed_of_mlp(figures: Figures, clients: fb.data.Clients, share: int) -> None
 
 
 def speed_of_cnn(figures: Figures, share: int) -> None:
-    clients = federation((3, 32, 32), 10, 500)
+    clients = federation((3, 32, 32), [500] * 10)
     for what, method, options, draws in (("FedUAB-1", "feduab", {"draws": 1}, 1),):
         plain = eager_round("cnn", draws, clients, DEVICE, share=share, epochs=5)
         task = task_of("cnn", method, options, clients, DEVICE, engine="stacked", compile="graph", precision="tf32")
@@ -106,6 +106,38 @@ def sweep(figures: Figures, clients: fb.data.Clients, number: int) -> None:
     figures.add("FedUAB-1 round of three members as one program", seconds=taken[1], against_one=taken[1] / taken[0])
 
 
+def evaluation(figures: Figures, clients: fb.data.Clients) -> None:
+    """An evaluation on the whole test set captured as a graph against the same one as it comes, in turns."""
+    images = federation((3, 32, 32), [500] * 10)
+    for what, network, draws, data in (
+        ("FedUAB-1 MLP", "mlp", 1, clients),
+        ("FedUAB-20 MLP", "mlp", 20, clients),
+        ("FedUAB-5 CNN", "cnn", 5, images),
+    ):
+        options = {"train_draws": 1, "test_draws": draws}
+        task = task_of(network, "feduab", options, data, DEVICE, engine="stacked", compile="graph", precision="tf32")
+        parts, steps = task.begin().state.broadcast, task.engine.steps
+        taken: dict[str, list[float]] = {"graph": [], "eager": []}
+        scores = {}
+        for _ in range(6):
+            for mode, times in taken.items():
+                steps.mode = mode
+                start = time.perf_counter()
+                scores[mode] = evaluate(task, parts)["nll"]
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - start)
+        graph, plain = (min(times[1:]) for times in taken.values())
+        figures.add(
+            f"{what}: evaluation of {len(data.data.test_x)} rows, captured",
+            seconds=graph,
+            as_it_comes=plain,
+            ratio=plain / graph,
+            nll=scores["graph"],
+            nll_as_it_comes=scores["eager"],
+            notes=task.engine.take_notes(),
+        )
+
+
 def law(figures: Figures) -> None:
     """Graph and eager draw other noise: their answers agree in law. Five seeds each, difference of means in errors."""
     digits = fb.data.load("digits").split(fb.partition.iid(), clients=20, seed=0)
@@ -130,13 +162,13 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=3600)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--share", type=int, default=2, help="clients of the plain loop that are timed, of 10")
-    parser.add_argument("--only", nargs="*", help="sections: mlp, long, sweep, cnn, law")
+    parser.add_argument("--only", nargs="*", help="sections: mlp, long, sweep, cnn, law, evaluation")
     parser.add_argument("--commit")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device is seen; `make bench` measures the CPU")
     began = time.perf_counter()
-    figures = Figures(arguments.output, DEVICE, arguments.commit)
+    figures = Figures(arguments.output, DEVICE, arguments.commit, keep=bool(arguments.only))
     clients = mnist()
     sections = {
         "mlp": lambda: speed_of_mlp(figures, clients, arguments.share),
@@ -144,6 +176,7 @@ def main() -> None:
         "sweep": lambda: sweep(figures, clients, 60),
         "cnn": lambda: speed_of_cnn(figures, arguments.share),
         "law": lambda: law(figures),
+        "evaluation": lambda: evaluation(figures, clients),
     }
     for name, section in sections.items():
         if arguments.only and name not in arguments.only:
@@ -152,7 +185,7 @@ def main() -> None:
             print("the deadline has passed; the other sections were not started", flush=True)
             break
         section()
-        figures.add("section done", at=time.perf_counter() - began)
+        print(f"{name} done after {time.perf_counter() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

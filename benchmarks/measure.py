@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import time
@@ -18,14 +19,20 @@ import fedbayes as fb
 from fedbayes.networks.papers import network_named
 from fedbayes.training import Memory, Task, prepare, rounds
 
+SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "text_cnn": (32,)}  # of the inputs; a text is its tokens
+WORDS = 50_000
 
-def federation(shape: tuple[int, ...], clients: int, each: int) -> fb.data.Clients:
-    """Random images of a data set's shape: a benchmark of speed needs no real ones."""
-    random = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (clients * each, *shape), generator=random, dtype=torch.uint8)
-    y = torch.randint(10, (clients * each,), generator=random)
-    data = fb.data.from_arrays(x, y, x[:1000], y[:1000], kind="classes", classes=10)
-    return data.split(fb.partition.iid(), clients=clients, seed=0)
+
+def federation(shape: tuple[int, ...], sizes: list[int]) -> fb.data.Clients:
+    """Random images, or texts, of a data set's shape: a benchmark of speed needs no real ones."""
+    random, total = torch.Generator().manual_seed(0), sum(sizes)
+    if len(shape) == 1:
+        x = torch.randint(WORDS, (total, *shape), generator=random)
+    else:
+        x = torch.randint(256, (total, *shape), generator=random, dtype=torch.uint8)
+    y = torch.randint(10, (total,), generator=random)
+    pairs = list(zip(x.split(sizes), y.split(sizes)))
+    return fb.data.from_clients(pairs, test=(x[:1000], y[:1000]), kind="classes", classes=10)
 
 
 def wait(device: str) -> None:
@@ -45,14 +52,16 @@ def seconds(f: Callable[[], object], device: str, times: int = 1) -> float:
     return best
 
 
-def eager_round(network: str, draws: int, clients: fb.data.Clients, device: str, *, share: int, epochs: int) -> float:
+def eager_round(
+    network: str, draws: int, clients: fb.data.Clients, device: str, *, share: int, epochs: int, times: int = 1
+) -> float:
     """Seconds of a round of the plain loop, measured on `share` clients and one epoch, scaled to all (it is linear)."""
     x, y = clients.data.x, clients.data.y
     held = [clients.train_rows(k) for k in range(share)]
     pairs = [(x[rows].to(device).float() / 255, y[rows].to(device)) for rows in held]
     model = getattr(eager, network)(bool(draws)).to(device)
     eager.round_of(model, [(a[:50], b[:50]) for a, b in pairs], batch=10, epochs=1, draws=draws)
-    one = seconds(lambda: eager.round_of(model, pairs, batch=10, epochs=1, draws=draws), device)
+    one = seconds(lambda: eager.round_of(model, pairs, batch=10, epochs=1, draws=draws), device, times)
     return one * epochs * 10 / share
 
 
@@ -60,7 +69,7 @@ def task_of(
     network: str, method: str, options: dict[str, Any], clients: fb.data.Clients, device: str, **rest: Any
 ) -> Task:
     made = fb.methods.method_named(method, options)
-    module = network_named(network, clients.data.shape, 10)
+    module = network_named(network, clients.data.shape, 10, **({"words": WORDS} if network == "text_cnn" else {}))
     return prepare(module, clients, method=made, cohort=10, device=device, evaluate_every=10**9, **rest)
 
 
@@ -77,6 +86,37 @@ def our_round(task: Task, device: str, times: int = 3) -> tuple[float, float, li
     return min(taken[1:]), taken[0], notes
 
 
+def one_round(task: Task) -> Callable[[], float]:
+    """A function that runs the next round of a task and gives its seconds."""
+    steps = rounds(task, task.begin(), Memory())
+
+    def run() -> float:
+        start = time.perf_counter()
+        next(steps)
+        return time.perf_counter() - start
+
+    return run
+
+
+class Others:
+    """While it is open, how many cores other processes keep busy: a measurement beside them says little."""
+
+    def __enter__(self) -> Others:
+        self.start = self._now()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        wall, busy, own = (b - a for a, b in zip(self.start, self._now()))
+        self.share = round(max(0.0, (busy - own) / wall), 2)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        found = Path("/proc/stat")
+        fields = found.read_text().split("\n", 1)[0].split()[1:] if found.exists() else ["0"] * 10
+        busy = sum(int(fields[i]) for i in (0, 1, 2, 5, 6, 7)) / os.sysconf("SC_CLK_TCK")
+        return time.perf_counter(), busy, sum(os.times()[:4])
+
+
 def machine(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
@@ -91,7 +131,7 @@ def commit() -> str:
 class Figures:
     """Rows of a benchmark, printed as they come and written to a JSON file after each."""
 
-    def __init__(self, path: Path, device: str, at: str | None = None) -> None:
+    def __init__(self, path: Path, device: str, at: str | None = None, *, keep: bool = False) -> None:
         self.path = path
         self.head = {
             "device": machine(device),
@@ -99,11 +139,15 @@ class Figures:
             "date": date.today().isoformat(),
             "commit": at or commit(),
         }
-        self.rows: list[dict[str, Any]] = []
+        before = json.loads(path.read_text())["rows"] if keep and path.exists() else []
+        self.rows: list[dict[str, Any]] = before  # kept until they are measured again
+        self.tag = {"commit": self.head["commit"]} if before else {}
 
     def add(self, what: str, **figures: Any) -> None:
         rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in figures.items()}
-        self.rows.append({"what": what, **rounded})
+        row = {"what": what, **rounded, **self.tag}
+        places = [i for i, old in enumerate(self.rows) if old["what"] == what]
+        self.rows[slice(places[0], places[0] + 1) if places else slice(len(self.rows), None)] = [row]
         print(f"{what:58s}", "  ".join(f"{k} {v}" for k, v in rounded.items()), flush=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps({**self.head, "rows": self.rows}, indent=1) + "\n")

@@ -255,7 +255,7 @@ def test_features_are_computed_once_where_only_the_classifier_differs(convolves,
     model = Model.of(network, categorical())
     mean, layout = model.initial()["model"], model.layouts["model"]
     head = layout.where("*").nonzero()[-27:, 0]
-    graft = Gaussian(mean[head], torch.full((27,), 0.3).double())
+    graft = Gaussian(mean[head], torch.full((27,), 0.3).double(), layout.select("4.*" if convolves else "2.*"))
     parts = {"model": Grafted(Point(mean, layout), graft, head, layout)}
     x = torch.randn(11, 6).double()
     calls = []

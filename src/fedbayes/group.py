@@ -39,7 +39,7 @@ class Group:
 
     def of(self, vectors: Vectors) -> Tensor:
         """The group's weights [p] in the vectors of all parts."""
-        return vectors[self.part].index_select(-1, self.places.to(vectors[self.part].device))
+        return vectors[self.part].index_select(-1, self.places)
 
     def look(self, vectors: Vectors, x: Tensor) -> Tensor:
         """What the group sees of stored inputs, in evaluation mode."""
@@ -74,7 +74,7 @@ def group_of(model: Model, network: nn.Module, patterns: tuple[str, ...], x: Ten
         raise InputError(f"classifier: {', '.join(patterns)} {found}; give patterns of weights of one part")
     (part,) = parts
     layout = model.layouts[part].select(*patterns)
-    places = model.layouts[part].where(*patterns).nonzero()[:, 0]
+    places = model.layouts[part].where(*patterns).nonzero()[:, 0].to(x.device)
     group = Group(model, part, layout, places, _is_last(model, layout, x), x[:0])
     if not group.linear:
         return group

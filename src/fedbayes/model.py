@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedbayes.convolution import first_convolution
 from fedbayes.layout import Layout, matches
 from fedbayes.noise import Tape
 from fedbayes.posterior import LOG_2PI
 from fedbayes.takeover import Handler, Takeover, training_handlers
+from fedbayes.twins import of_this_thread, twin
 
 Weights = Mapping[str, Tensor]
 Augment = Callable[[Tensor, Tensor], Tensor]  # stored inputs [B, ...] and three standard normals for each
@@ -45,11 +47,13 @@ def categorical() -> Likelihood:
         probs = output.softmax(-1)
         return probs, probs - probs.square()
 
-    def log_prob(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
-        # Not F.cross_entropy: under vmap its gather and its backward cost several times as much.
-        return output.log_softmax(-1).gather(-1, target[..., None]).squeeze(-1)
+    return Likelihood("classes", log_prob_of_classes, moments)
 
-    return Likelihood("classes", log_prob, moments)
+
+def log_prob_of_classes(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
+    """Log-probabilities [B] of the target classes under logits [B, C]."""
+    # Not F.cross_entropy: under vmap its gather and its backward cost several times as much.
+    return output.log_softmax(-1).gather(-1, target[..., None]).squeeze(-1)
 
 
 def bernoulli() -> Likelihood:
@@ -173,7 +177,7 @@ class Model:
         if not any(part not in STATIC for part in layouts):
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
         module = copy.deepcopy(module).requires_grad_(False).train()
-        still, dropping = _twin(module).eval(), _twin(module).eval()
+        still, dropping = twin(module).eval(), twin(module).eval()
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
@@ -201,11 +205,9 @@ class Model:
         x = self.prepare(x)
         if x.is_floating_point():
             x = x.to(self.dtype)
-        alone = torch._C._functorch.peek_interpreter_stack() is None and not torch.compiler.is_compiling()
         # Convolutions on a CPU are faster with channels last.
-        return (
-            x.contiguous(memory_format=torch.channels_last) if alone and x.dim() == 4 and x.device.type == "cpu" else x
-        )
+        last = _alone() and x.dim() == 4 and x.device.type == "cpu"
+        return x.contiguous(memory_format=torch.channels_last) if last else x
 
     def weights(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Vectors of parts as named tensors."""
@@ -224,6 +226,13 @@ class Model:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
         taken = {**training_handlers(tape, mask), **(handlers or {})} if self.unusual else (handlers or {})
+        if (
+            _alone()
+            and x.device.type == "cpu"
+            and self.convolves
+            and not (torch.backends.mkldnn.enabled or self.bfloat16)
+        ):
+            taken = {F.conv2d: first_convolution, **taken}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in STATIC if part in self.layouts for n in self.layouts[part].names]
         weights = {**weights, **{n: weights[n].clone() for n in names}}
@@ -242,7 +251,7 @@ class Model:
             return self._call(self.dropping, weights, x)
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
-        tensors = _of_module(weights)
+        tensors, module = _of_module(weights), of_this_thread(module)
         if not self.bfloat16:
             return functional_call(module, tensors, (self.inputs(x),))
         with torch.autocast(x.device.type, torch.bfloat16):
@@ -305,17 +314,17 @@ def points_by_default(module: nn.Module, likelihood: Likelihood) -> list[str]:
     return names + [f"likelihood.{name}" for name in likelihood.parameters]
 
 
-def _twin(module: nn.Module) -> nn.Module:
-    """A copy that shares the tensors."""
-    return copy.deepcopy(module, {id(t): t for t in [*module.parameters(), *module.buffers()]})
-
-
 def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:
     own = {n: p.detach() for n, p in module.named_parameters()}
     taken = next((n for n in own if n.startswith("likelihood.")), None)
     if taken:
         raise ValueError(f"the network has a weight {taken!r}, a name that likelihoods use; rename that attribute")
     return own | {f"likelihood.{n}": p.detach() for n, p in likelihood.parameters.items()}
+
+
+def _alone() -> bool:
+    """Whether nothing is stacked or traced."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _of_module(weights: Weights) -> dict[str, Tensor]:

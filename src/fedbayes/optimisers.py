@@ -17,7 +17,7 @@ class Optimiser(NamedTuple):
 
     init: Callable[[Vectors], Any]
     update: Callable[[Any, Vectors, Vectors, Tensor], tuple[Any, Vectors]]
-    plain: bool = False  # whether it is gradient descent without memory
+    momentum: float | None = None  # of gradient descent; None: it is something else
 
 
 def sgd(momentum: float = 0.0) -> Optimiser:
@@ -31,7 +31,7 @@ def sgd(momentum: float = 0.0) -> Optimiser:
             gradients = state = {n: momentum * state[n] + g for n, g in gradients.items()}
         return state, {n: torch.addcmul(vectors[n], g, lr, value=-1) for n, g in gradients.items()}
 
-    return Optimiser(init, update, plain=not momentum)
+    return Optimiser(init, update, momentum)
 
 
 def adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimiser:

@@ -13,7 +13,7 @@ from torch.func import vmap
 from fedbayes.group import Group, group_of
 from fedbayes.model import Model, Weights
 from fedbayes.noise import Tape, address, generator
-from fedbayes.posterior import Draws, Point, Posterior
+from fedbayes.posterior import Draws, Grafted, Point, Posterior
 
 
 class Predictive(NamedTuple):
@@ -61,20 +61,33 @@ def _entropy(probs: Tensor, kind: str) -> Tensor:
 
 def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dict[str, Tensor]:
     """Weight vectors [Z, P] of each part. Z is the number of members where a part is an ensemble (Draws)."""
-    members = [q.values.shape[0] for q in parts.values() if isinstance(q, Draws)]
-    if members:
-        draws = members[0]
+    return _drawn(parts, draws, _noise(parts, draws, *place))
+
+
+def _drawn(parts: Mapping[str, Posterior], draws: int, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    draws = _count(parts, draws)
     drawn = {}
     for name, q in parts.items():
-        if isinstance(q, Draws):
-            drawn[name] = q.values
-        elif isinstance(q, Point):
-            drawn[name] = q.mean.expand(draws, -1)
+        if isinstance(q, Point | Draws):
+            drawn[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
         else:
+            drawn[name] = q.at(noise[name].to(q.mean.dtype))
+    return drawn
+
+
+def _noise(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dict[str, Tensor]:
+    """The standard normals [Z, P] of each part that has a density."""
+    draws, made = _count(parts, draws), {}
+    for name, q in parts.items():
+        if not isinstance(q, Point | Draws):
             mean = q.mean
             normals = _normals if draws * mean.shape[-1] <= KEPT else _normals.__wrapped__
-            drawn[name] = q.at(normals(draws, mean.shape[-1], mean.device, (*place, name)).to(mean.dtype))
-    return drawn
+            made[name] = normals(draws, mean.shape[-1], mean.device, (*place, name))
+    return made
+
+
+def _count(parts: Mapping[str, Posterior], draws: int) -> int:
+    return next((q.values.shape[0] for q in parts.values() if isinstance(q, Draws)), draws)
 
 
 KEPT = 2**24  # normals of one address are kept for the next prediction up to this many
@@ -84,6 +97,16 @@ KEPT = 2**24  # normals of one address are kept for the next prediction up to th
 def _normals(draws: int, weights: int, device: torch.device, place: tuple[int | str, ...]) -> Tensor:
     """Standard normals of an address on a device; a run is evaluated with the same ones again and again."""
     return torch.randn(draws, weights, generator=generator(*place)).to(device)
+
+
+Summaries = tuple[Tensor, ...]  # the first four fields of a Predictive
+Own = dict[str, Posterior]
+Carry = Callable[[Callable[[Own], Summaries], Own], Summaries]
+
+
+def directly(summarise: Callable[[Own], Summaries], parts: Own) -> Summaries:
+    """Summaries computed here and now."""
+    return summarise(parts)
 
 
 def predictive(
@@ -96,13 +119,15 @@ def predictive(
     dropout: bool = False,
     closed: bool = False,
     batch: int | None = None,
+    carry: Carry = directly,
 ) -> Predictive:
     """Predict N inputs with `draws` draws of the weights, the same draws for every input.
 
     Costs draws * N forward passes and memory O(draws * batch * C + N * C). Draw z is the same whatever `draws` is
     asked for with the same seed only if it is equal; a Point without dropout needs one draw. A part `noise` holds the
     variance of the targets' noise, which then stands for the likelihood's own, and a factor on the variance between
-    draws. `closed`: the exact moments of a linear network, without draws.
+    draws. `closed`: the exact moments of a linear network, without draws. `carry(f, parts)` carries out f(parts), which
+    stays on the device; not used with dropout, whose normals are the host's.
     """
     if closed:
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
@@ -111,25 +136,29 @@ def predictive(
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # For what can't be taken over, such as alpha dropout.
         torch.manual_seed(address(seed, "predict", "torch"))
-        drawn = draw_weights({p: parts[p] for p in model.layouts}, draws, seed, "predict")
-        if batch is None:
-            batch = _rows_at_once(model, drawn, x, dropout)
-        pieces = []
-        for start in range(0, max(len(x), 1), batch):
-            rows = x[start : start + batch]
-            place = (seed, "predict", start)
-            means, variances = each_draw(model, drawn, rows, model.likelihood.moments, place, dropout=dropout)
-            centre = means.mean(0)
-            pieces.append(
-                (
-                    centre,
-                    variances.mean(0),
-                    (means - centre).square().mean(0),
-                    _entropy(means, model.likelihood.kind).mean(0),
+        own = {p: parts[p] for p in model.layouts}
+        noise = _noise(own, draws, seed, "predict")
+        classifier = classifier_of(model, own, x)
+
+        def summarise(own: Own) -> Summaries:
+            drawn, pieces = _drawn(own, draws, noise), []
+            many = batch or _rows_at_once(model, drawn, x, dropout)
+            for start in range(0, max(len(x), 1), many):
+                rows, place = x[start : start + many], (seed, "predict", start)
+                means, variances = each_draw(
+                    model, drawn, rows, model.likelihood.moments, place, dropout=dropout, classifier=classifier
                 )
-            )
-        mean, aleatoric, epistemic, entropy = (torch.cat(column) for column in zip(*pieces))
+                pieces.append(_summaries(means, variances, model.likelihood.kind))
+            return tuple(torch.cat(column) for column in zip(*pieces))
+
+        made = directly(summarise, own) if dropout else carry(summarise, own)
+    mean, aleatoric, epistemic, entropy = made
     return _in_units(model, _noisy(parts, Predictive(mean, aleatoric, epistemic, entropy, model.likelihood.kind)))
+
+
+def _summaries(means: Tensor, variances: Tensor, kind: str) -> Summaries:
+    centre = means.mean(0)
+    return centre, variances.mean(0), (means - centre).square().mean(0), _entropy(means, kind).mean(0)
 
 
 def _in_units(model: Model, p: Predictive) -> Predictive:
@@ -170,18 +199,19 @@ def each_draw(
     place: tuple[int | str, ...],
     *,
     dropout: bool = False,
+    classifier: Group | None = None,
 ) -> tuple[Tensor, ...]:
     """What `read` makes of the output for a batch and the weights, under each draw [Z, P]: tensors [Z, n, ...].
 
-    `place` is the address of the noise of dropout.
+    `place` is the address of the noise of dropout. `classifier` is all that differs between the draws, where that is
+    known: its features are then computed once.
     """
     count = next(iter(drawn.values())).shape[0]
-    group = None if dropout or count == 1 else _varying(model, drawn, x)
-    if group is not None:
-        # All but the classifier is the same in every draw: its features are computed once.
+    group = classifier
+    if group is not None and not dropout:
         first = {part: v[0] for part, v in drawn.items()}
         seen, weights = group.look(first, x), model.weights(first)
-        vectors = drawn[group.part].index_select(-1, group.places.to(x.device))
+        vectors = drawn[group.part].index_select(-1, group.places)
         return vmap(lambda w: read(group.output(w, seen, first), weights))(vectors)
 
     def one(vectors: dict[str, Tensor], noise: Tensor | None) -> tuple[Tensor, ...]:
@@ -207,22 +237,15 @@ def each_draw(
     return tuple(torch.stack(column) for column in zip(*rows))
 
 
-def _varying(model: Model, drawn: dict[str, Tensor], x: Tensor) -> Group | None:
-    """The last linear map, where nothing else differs between the draws."""
-    names = []
-    for part, vectors in drawn.items():
-        differs = (vectors != vectors[:1]).any(0)
-        pieces = differs.split(model.layouts[part].sizes)
-        names += [name for name, piece in zip(model.layouts[part].names, pieces) if bool(piece.any())]
-        if len(names) > 2:
-            return None
-    if not names or not len(x):
+def classifier_of(model: Model, parts: Mapping[str, Posterior], x: Tensor) -> Group | None:
+    """The network's last linear map, where it is grafted on a network of points: all that differs between draws."""
+    grafts = [q for part, q in parts.items() if part in model.layouts and not isinstance(q, Point)]
+    if len(grafts) != 1 or not len(x):
         return None
-    owner = {name.rpartition(".")[0] for name in names}
-    whole = [n for part in model.trainable.values() for n in part.names if n.rpartition(".")[0] in owner]
-    if len(owner) > 1 or len({part for part, lay in model.trainable.items() for n in whole if n in lay.names}) > 1:
+    (q,) = grafts
+    if not isinstance(q, Grafted) or not isinstance(q.stock, Point) or q.graft.layout is None:
         return None
-    group = group_of(model, model.module, tuple(whole), x[:1])
+    group = group_of(model, model.module, q.graft.layout.names, x[:1])
     return group if group.linear else None
 
 

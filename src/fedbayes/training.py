@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +27,7 @@ from fedbayes.federation import (
 from fedbayes.observation import with_noise as observed
 from fedbayes.personalised import Federation, in_units, personal_models, personal_scores, refined_task
 from fedbayes.posterior import Parts, Posterior, flatten_parts
-from fedbayes.predict import Predictive, predictive
+from fedbayes.predict import Predictive, directly, predictive
 from fedbayes.scores import SUMS
 from fedbayes.task import MONITORS, Best, Progress, Task, prepare
 
@@ -205,7 +206,7 @@ def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progres
     if not len(task.validation):
         return progress
     data, state = task.clients.data, progress.state
-    scores = _scores(task, state.broadcast, data.x[task.validation], data.y[task.validation])
+    scores = _scores(task, state.broadcast, data.x[task.validation], data.y[task.validation], "validation")
     record["validation"] = scores
     best = progress.best
     score, sign = scores[task.monitor], MONITORS[task.monitor]
@@ -224,26 +225,31 @@ def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progres
 def evaluate(task: Task, parts: Parts, *, draws: int | None = None) -> dict[str, float]:
     """Scores of a posterior on the whole test set; empty where there is none."""
     data = task.clients.data
-    return _scores(task, parts, data.test_x, data.test_y, draws) if len(data.test_x) else {}
+    return _scores(task, parts, data.test_x, data.test_y, "test", draws) if len(data.test_x) else {}
 
 
-def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor, draws: int | None = None) -> dict[str, float]:
-    p = predict_with(task, predicting(task.program, parts), x, draws=draws)
+def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> dict[str, float]:
+    p = predict_with(task, predicting(task.program, parts), x, draws=draws, which=which)
     sums_of, scores_of = SUMS[p.kind]
     y = in_units(task, y.to(task.device))
     return scores_of(sums_of(p.mean, p.total, y) if p.kind == "real" else sums_of(p.probs, y))
 
 
-def predict_with(task: Task, parts: Parts, x: Tensor, *, draws: int | None = None) -> Predictive:
+def predict_with(
+    task: Task, parts: Parts, x: Tensor, *, draws: int | None = None, which: str | None = None
+) -> Predictive:
+    """What the parts say of x. `which` is a name for x where it is asked about again and again: a graph pays then."""
     program = task.program
+    draws = program.test_draws if draws is None else draws
     return predictive(
         program.model,
         parts,
         x.to(task.device),
-        draws=program.test_draws if draws is None else draws,
+        draws=draws,
         seed=task.seed,
         dropout=program.dropout,
         closed=program.closed,
+        carry=directly if which is None else partial(task.engine.carry, (which, draws, task.seed)),
     )
 
 

@@ -17,21 +17,29 @@ SITES = from_clients([(torch.randn(20, 1, 6, 6), torch.randint(3, (20,))) for _ 
 
 
 def task(network: nn.Module | None = None, **options: object) -> Task:
-    return prepare(network or nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), SITES, method="fedavg", **options)
+    return prepare(network or nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), SITES, **{"method": "fedavg", **options})
 
 
 def test_a_short_run_on_a_cpu_is_stacked_and_not_compiled() -> None:
-    made = task(rounds=3)
+    made = task(rounds=3, method="feduab")
     assert isinstance(made.engine, Stacked)
     assert made.engine.steps.mode == "eager"
     assert "about 30 steps, compiling pays from 20,000" in made.choice
 
 
+def test_the_gradient_of_a_chain_of_linear_maps_is_taken_by_hand() -> None:
+    for rounds in (3, 5000):
+        made = task(rounds=rounds)
+        assert made.engine.steps.mode == "by hand"
+        assert "a chain of linear maps, its gradient by hand" in made.choice
+    assert task(rounds=3, compile="off").engine.steps.mode == "by hand"
+
+
 def test_a_long_run_is_compiled_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/" + name)
-    assert task(rounds=5000).engine.steps.mode == "compiled"
+    assert task(rounds=5000, method="feduab").engine.steps.mode == "compiled"
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    without = task(rounds=5000)
+    without = task(rounds=5000, method="feduab")
     assert without.engine.steps.mode == "eager"
     assert "no C++ compiler" in without.choice
 
@@ -41,7 +49,36 @@ def test_convolutions_run_client_by_client_on_a_cpu() -> None:
     made = task(network, rounds=3)
     assert made.engine.chunk == 1
     assert "convolutions run client by client" in made.choice
-    assert task(network, rounds=3, engine="stacked").engine.chunk > 1, "what was asked for is done"
+    assert made.engine.workers > 1
+    asked = task(network, rounds=3, engine="stacked").engine
+    assert asked.chunk > 1, "what was asked for is done"
+    assert asked.workers < 2
+
+
+class Attentive(nn.Module):
+    """Convolution and attention, whose dropout reads PyTorch's own generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.attention = nn.MultiheadAttention(4, 1, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.conv(x).flatten(2).transpose(1, 2)
+        return self.head(self.attention(h, h, h, need_weights=False)[0].mean(1))
+
+
+def test_a_network_that_draws_for_itself_has_its_clients_one_after_another() -> None:
+    made = task(Attentive(), rounds=3)
+    assert (made.engine.chunk, made.engine.workers) == (1, 0)
+    assert "side by side" not in made.choice
+
+
+def test_small_networks_leave_other_cores_alone_and_large_ones_take_them() -> None:
+    assert task(rounds=3).engine.workers == 1
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(36, 4000), nn.ReLU(), nn.Linear(4000, 3))
+    assert task(wide, rounds=3).engine.workers == 0
 
 
 def test_what_is_asked_for_is_taken() -> None:

@@ -1,5 +1,8 @@
 """Engines only carry: on the same seed every method gives the same answer in each of them."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,7 @@ import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine.stacked import Stacked, train_together
 from fedbayes.engine.steps import Steps
-from fedbayes.training import Memory, fit, prepare, rounds
+from fedbayes.training import Memory, evaluate, fit, prepare, rounds
 
 
 def sites(sizes: list[int], *, features: int = 6, classes: int = 3) -> fb.data.Clients:
@@ -234,6 +237,57 @@ def test_schedules_made_ahead_are_those_made_in_time() -> None:
         assert torch.equal(one.rows, in_time[k].rows)
 
 
+def test_an_evaluation_that_cannot_be_captured_runs_all_the_same_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr("fedbayes.engine.steps.Captured", broken)
+    torch.manual_seed(3)
+    task = prepare(NETWORKS["mlp"]().double(), sites(UNEQUAL), method="feduab", rounds=1, engine="stacked")
+    parts = task.begin().state.broadcast
+    plain = evaluate(task, parts)
+    task.engine.steps.mode = "graph"
+    assert evaluate(task, parts) == evaluate(task, parts) == plain
+    assert task.engine.take_notes() == [
+        "evaluation runs without a graph: operation not permitted when stream is capturing"
+    ]
+
+
+def test_a_graph_is_made_once_for_each_thing_that_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    class Recorded:
+        def __init__(self, f: object, inputs: object) -> None:
+            made.append(inputs)
+            self.f = f
+
+        def __call__(self, inputs: object) -> object:
+            return self.f(inputs)
+
+    monkeypatch.setattr("fedbayes.engine.steps.Captured", Recorded)
+    torch.manual_seed(3)
+    task = prepare(
+        NETWORKS["mlp"]().double(), sites([20, 20]), method="feduab", rounds=3, engine="stacked", validation=0.2
+    )
+    task.engine.steps.carry = partial(_as_graph, task.engine.steps, task.engine.steps.carry)
+    records = [record for _, record in rounds(task, task.begin(), Memory())]
+    assert len(made) == 2, "one for the test set, one for the validation rows"
+    assert len({record["test"]["nll"] for record in records}) == 3
+    for progress, record in rounds(task, task.begin(), Memory()):
+        assert evaluate(task, progress.state.broadcast) == record["test"]
+    assert len(made) == 2
+
+
+def _as_graph(steps: Steps, carry: Callable[..., object], *args: object) -> object:
+    before, steps.mode = steps.mode, "graph"
+    try:
+        return carry(*args)
+    finally:
+        steps.mode = before
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is seen here")
 class TestOnACudaDevice:
@@ -252,6 +306,21 @@ class TestOnACudaDevice:
         here = self.run("fedavg", "cpu", "off", rounds=3, engine="loop", **options)
         assert all("notes" not in record for record in there.journal)
         torch.testing.assert_close(there.posterior.mean.cpu(), here.posterior.mean, rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("method", ["fedavg", "feduab", "fedag"])
+    def test_a_captured_evaluation_is_the_one_that_is_not(self, method: str) -> None:
+        """Of two posteriors in turn: a graph that kept its first inputs would be found out."""
+        runs = [self.run(method, "cuda", "graph", rounds=number, engine="stacked") for number in (1, 3)]
+        assert all("notes" not in record for run in runs for record in run.journal)
+        task = runs[0].task
+        for run in (*runs, *runs):
+            parts = run.progress.state.broadcast
+            captured = evaluate(task, parts)
+            task.engine.steps.mode = "eager"
+            plain = evaluate(task, parts)
+            task.engine.steps.mode = "graph"
+            assert captured == pytest.approx(plain, rel=1e-6)
+            assert captured == pytest.approx(run.journal[-1]["test"], rel=1e-6)
 
     @pytest.mark.parametrize("compile", ["off", "graph"])
     def test_a_seed_repeats_a_run_and_its_resumption(self, compile: str) -> None:

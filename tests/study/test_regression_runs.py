@@ -49,7 +49,7 @@ def test_the_cubic_toy_is_predicted_where_there_are_data():
 def test_figures_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(folds, "folds_of", lambda name, count=None: [fb.data.load("diabetes")])
     monkeypatch.setattr(folds, "ROUNDS", 1)
-    assert [path.name for path in regression_figures.draw("fedag-2", tmp_path)] == [
+    assert [path.name for path in regression_figures.cubic_figure(tmp_path)] == [
         "fedag-figure-2.svg",
         "fedag-figure-2.png",
     ]

@@ -19,6 +19,7 @@ def table(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     rounds: Annotated[int | None, typer.Option(help="Another number of rounds than the paper's.")] = None,
     train: Annotated[bool, typer.Option(help="Train what is missing; else only write the pages.")] = True,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the posterior of each cell beside its file.")] = False,
     output: Annotated[Path, typer.Option(help="The folder of the pages and their cells.")] = Path("docs/results"),
 ) -> None:
     """Run a published table again, cell by cell, and set ours beside the published figures; again: go on."""
@@ -30,16 +31,18 @@ def table(
         return
     words = [word.strip() for word in only.split(",") if word.strip()]
     changes = {"device": device, **({} if rounds is None else {"rounds": rounds})}
-    print(run_published(name, output, only=words, scale=scale, seeds=seeds, changes=changes, train=train, say=print))
+    asked = {"only": words, "scale": scale, "seeds": seeds, "changes": changes, "train": train, "keep": keep}
+    print(run_published(name, output, **asked, say=print))  # type: ignore[arg-type]
 
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="fedag-2 (the cubic toy) or fedag-3 (scores by round).")],
-    output: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("docs/results"),
+    name: Annotated[str, typer.Argument(help="feduab-6, feduab-7, fedag-2, fedag-3, agg-2 to agg-9, or agg-prior.")],
+    scale: Annotated[str, typer.Option(help="Of the cells that are drawn: paper, short, small.")] = "paper",
+    output: Annotated[Path, typer.Option(help="The folder of the cells, and to write to.")] = Path("docs/results"),
 ) -> None:
     """Draw a published figure again, as SVG and PNG."""
-    from fedbayes.study.regression_figures import draw
+    from fedbayes.study.figures import draw
 
-    for path in draw(name, output):
+    for path in draw(name, output, scale):
         print(path)

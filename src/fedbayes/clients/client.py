@@ -63,6 +63,20 @@ class Rowwise(NamedTuple):
     falling: bool
 
 
+class Dense(NamedTuple):
+    """A step that is gradient descent on the mean NLL of linear maps with functions between them, for an engine that
+    has a backward pass of its own for it."""
+
+    layers: tuple[tuple[int, int, bool], ...]  # inputs, outputs, whether it has a bias; in the order of the vector
+    between: tuple[str, ...]  # "relu", "tanh" or "sigmoid", after each layer but the last
+    inputs: Callable[[Tensor], Tensor]  # stored rows as the network sees them
+    scale: float | None  # of the normal likelihood; None: classes
+    momentum: float
+    pull: tuple[str, ...]
+    clip: bool
+    falling: bool
+
+
 class Phase(NamedTuple):
     """`epochs` passes over the client's data in shuffled batches; a step reads `batches` of them at once.
 
@@ -74,7 +88,12 @@ class Phase(NamedTuple):
     batch: int
     batches: int = 1
     rowwise: Rowwise | None = None
+    dense: Dense | None = None
     begin: Callable[[State, Info], State] | None = None
+
+    def with_step(self, step: Callable[[State, Any, Tape, Info], State]) -> Phase:
+        """The same passes over the data with another step, of whose form nothing is known."""
+        return self._replace(step=step, rowwise=None, dense=None)
 
 
 class Client(NamedTuple):

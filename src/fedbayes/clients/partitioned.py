@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedbayes.clients.client import Client, Info, Own, Phase, Upload
+from fedbayes.clients.client import Client, Info, Own, Upload
 from fedbayes.noise import Tape
 from fedbayes.posterior import Gaussian, Parts, softplus_inverse
 
@@ -63,7 +63,7 @@ def partitioned(inner: Client, *, first: Gaussian) -> Client:
         return {"precision": zero, "shift": zero.clone()}
 
     (phase,) = inner.phases
-    return Client(start, (Phase(step, phase.epochs, phase.batch),), finish, nothing)
+    return Client(start, (phase.with_step(step),), finish, nothing)
 
 
 def own_model(client: Client, inner: Client) -> Client:

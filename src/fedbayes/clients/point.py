@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Rowwise, Upload, falling_rate
+from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
+from fedbayes.clients.known import dense, rowwise
 from fedbayes.gradient import gradients
 from fedbayes.model import STATIC, Model
 from fedbayes.noise import Tape
 from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import LOG_2PI, Parts, Point
+from fedbayes.posterior import Parts, Point
 
 
 def point(
@@ -74,25 +74,9 @@ def point(
         parts: Parts = {part: Point(v, model.layouts[part]) for part, v in {**state.vectors, **state.static}.items()}
         return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1)})
 
-    plain = batch == 1 and not pull and not adversarial and optimiser.plain
-    known = rowwise(model, clip, falling) if plain else None
-    return Client(start, (Phase(step, epochs, batch, rowwise=known),), finish)
-
-
-def rowwise(model: Model, clip: bool, falling: bool) -> Rowwise | None:
-    """What the step on one row is, where the model is a linear map or one hidden layer of ReLU with a squared error."""
-    layers = [layer for layer in model.module.modules() if not isinstance(layer, nn.Sequential | nn.Flatten)]
-    sizes = [(layer.in_features, layer.out_features) for layer in layers if isinstance(layer, nn.Linear)]
-    kinds = [type(layer) for layer in layers]
-    scale, vector = model.likelihood.scale, model.initial().get("model")
-    fits = kinds in ([nn.Linear], [nn.Linear, nn.ReLU, nn.Linear]) and sizes[-1][1] == 1 and scale is not None
-    # All weights in one part, each with its bias, in float32; inputs as they are stored.
-    whole = vector is not None and len(vector) == sum((a + 1) * b for a, b in sizes) and vector.dtype == torch.float32
-    if not fits or not whole or model.bfloat16 or model.prepare(torch.ones(1, 1)) != 1:
-        return None
-    assert scale is not None
-    constant = math.log(scale) + 0.5 * LOG_2PI
-    return Rowwise(sizes[0][1] if len(sizes) == 2 else 0, scale**-2, constant, clip, falling)
+    form = None if adversarial or optimiser.momentum is None else dense(model, optimiser.momentum, pull, clip, falling)
+    single = rowwise(form) if form is not None and batch == 1 and model.dtype == torch.float32 else None
+    return Client(start, (Phase(step, epochs, batch, rowwise=single, dense=form),), finish)
 
 
 def clipped(slopes: dict[str, Tensor], most: Tensor) -> dict[str, Tensor]:

@@ -179,5 +179,4 @@ def grafted(group: Group, parts: Parts, graft: Any) -> Parts:
     """Whole parts in which the group's weights have a posterior of their own."""
     stock = parts[group.part]
     assert isinstance(stock, Point | Gaussian)
-    places = group.places.to(stock.mean.device)
-    return {**parts, group.part: Grafted(stock, graft, places, stock.layout)}
+    return {**parts, group.part: Grafted(stock, graft, group.places, stock.layout)}

@@ -9,20 +9,25 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedbayes.engine.batches import steps_in_epoch
 from fedbayes.engine.loop import Loop, Store
 from fedbayes.engine.rowwise import compiler
 from fedbayes.engine.stacked import Stacked
-from fedbayes.engine.steps import ROWWISE, Steps
+from fedbayes.engine.steps import BY_HAND, ROWWISE, Steps
 from fedbayes.errors import unknown
 from fedbayes.federation import Program
+from fedbayes.model import Model
+from fedbayes.noise import Tape
 
 ENGINES: dict[str, Any] = {"auto": None, "loop": Loop, "stacked": Stacked}
 COMPILE: dict[str, str | None] = {"auto": None, "off": "eager", "on": "compiled", "graph": "graph"}
 
 # Compiling takes about half a minute; a stacked step saves 1 to 10 ms by it. So it pays from some 10^4 steps on.
 STEPS_WORTH_COMPILING = {"cpu": 20_000, "cuda": 2_000}
+SMALL = 1_000_000  # multiplications of a client's batch that one thread does as fast as several
+WORKERS = 8  # clients side by side that Python's lock leaves room for
 
 
 def choose(
@@ -50,13 +55,34 @@ def choose(
     if engine == "loop":
         return Loop(program, store, seed=seed), "engine loop, as asked"
     mode, why = _mode(compile, device, steps)
-    if compile != "off" and device == "cpu" and all(p.rowwise for p in program.client.phases) and compiler():
-        mode, why = ROWWISE, "steps on single rows of a small network, in C"
-    if engine == "auto" and device == "cpu" and program.model.convolves and chunk is None:
-        chunk = 1  # stacked convolutions are slower than one after another on a CPU
-        why += "; convolutions run client by client on a CPU"
-    made = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode), cohorts=cohorts)
+    phases, workers = program.client.phases, 0
+    if device == "cpu":
+        if compile in ("auto", "off") and all(p.dense for p in phases):
+            mode, why = BY_HAND, "a chain of linear maps, its gradient by hand"
+        if compile != "off" and all(p.rowwise for p in phases) and compiler():
+            mode, why = ROWWISE, "steps on single rows of a small network, in C"
+        if mode in ("eager", BY_HAND) and _is_small(program):
+            workers = 1
+        if engine == "auto" and program.model.convolves and chunk is None:
+            chunk = 1  # stacked convolutions are slower than one after another on a CPU
+            workers = 0 if _draws(program.model, store.x) else WORKERS
+            why += "; convolutions run client by client on a CPU" + (", clients side by side" if workers else "")
+    made = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode), cohorts=cohorts, workers=workers)
     return made, f"engine stacked, steps {mode}: {why}"
+
+
+def _is_small(program: Program) -> bool:
+    """Whether a client's products are so short that a second thread costs more than it brings."""
+    weights = sum(layout.size for layout in program.model.trainable.values())
+    return weights * max(phase.batch for phase in program.client.phases) <= SMALL
+
+
+def _draws(model: Model, x: Tensor) -> bool:
+    """Whether the network reads PyTorch's own generator in training, as attention's dropout does."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        model.train_output(model.weights(model.initial()), x[:1].expand(2, *x.shape[1:]), Tape(), None)
+        return not torch.equal(before, torch.get_rng_state())
 
 
 def _mode(compile: str, device: str, steps: int) -> tuple[str, str]:

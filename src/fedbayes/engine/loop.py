@@ -79,6 +79,10 @@ class Loop:
             return contribute(self.program, upload, info, torch.ones((), dtype=torch.float64))
         return contribute(self.program, upload, info)
 
+    def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
+        """f(inputs), which stays on the device and is asked for again under this key: here each time anew."""
+        return f(inputs)
+
     def take_notes(self) -> list[str]:
         """What an engine has to say since it was last asked; the loop has nothing."""
         return []

@@ -7,7 +7,8 @@ that fit in memory. Costs the steps of the longest client of each chunk, memory 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,24 +16,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Own, Upload
 from fedbayes.engine.batches import Schedule, schedule, steps_in_epoch
-from fedbayes.engine.loop import LEFT_OUT, Loop, OwnState, Store
-from fedbayes.engine.steps import Clients, Steps, Table, Work
-from fedbayes.federation import Contribution, Order, Outcome, Program, Terms, add_terms, contribute
+from fedbayes.engine.loop import Loop, OwnState, Store
+from fedbayes.engine.outcomes import Seat, merge, outcomes
+from fedbayes.engine.steps import BY_HAND, Clients, Steps, Table, Work
+from fedbayes.engine.workers import share, side_by_side, threads
+from fedbayes.federation import Order, Outcome, Program
 from fedbayes.noise import Tape, address, normals, seeded
 
 # Which fields of Info have an axis of clients: in one federation only what is the client's own, in a sweep all.
 ONE_FEDERATION = Info(broadcast=None, options=None, round=None, n=0, batches=0)  # type: ignore[arg-type]
 SEVERAL = Info(broadcast=0, options=0, round=0, n=0, batches=0)  # type: ignore[arg-type]
-
-
-class Seat(NamedTuple):
-    """One client of one federation (a member of a sweep) in this round."""
-
-    member: int
-    client: int
-    rows: Tensor
-    length: int  # steps in all phases
-    ghost: bool = False  # fills a chunk up to the size that was compiled; takes no step and is not counted
 
 
 class Stacked:
@@ -49,6 +42,7 @@ class Stacked:
         chunk: int | None = None,
         steps: Steps | None = None,
         cohorts: Callable[[int], Sequence[int]] | None = None,
+        workers: int = 0,
     ) -> None:
         self.program = program
         self.store = store
@@ -56,6 +50,7 @@ class Stacked:
         self.chunk = chunk or default_chunk(program, store)
         self.steps = steps or Steps()
         self.cohorts = cohorts  # who takes part in a round to come; lets a device work while the host prepares it
+        self.workers = workers  # most chunks side by side, with one of PyTorch's threads each; 0: one, with all of them
         self.notes: list[str] = []
         self._ahead: dict[tuple[int, int, int], Schedule] = {}
         self._width = 0  # seats of a compiled program
@@ -100,6 +95,10 @@ class Stacked:
         cohort = self.cohorts(number) if self.cohorts else ()
         self._ahead = {(number, k, place): self.schedule(number, k, place) for k in cohort for place in places}
 
+    def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
+        """f(inputs), which stays on the device and is asked for again under this key: a graph where the steps are."""
+        return self.steps.carry((id(self.program.model), *key), f, inputs)
+
     def take_notes(self) -> list[str]:
         """Fallbacks taken since this was last asked."""
         notes, self.notes, self.steps.notes = self.notes + self.steps.notes, [], []
@@ -112,7 +111,8 @@ class Stacked:
         """
         known = {id(phase.step) for phase in self.program.client.phases}
         same = all(id(phase.step) in known for phase in program.client.phases)
-        return Stacked(program, self.store, seed=seed, chunk=self.chunk, steps=self.steps if same else Steps())
+        steps = self.steps if same else Steps()
+        return Stacked(program, self.store, seed=seed, chunk=self.chunk, steps=steps, workers=self.workers)
 
     def server(self, *args: Any) -> Upload:
         """The server's own training: a cohort of one."""
@@ -138,13 +138,39 @@ def train_together(
     Network, client and data store are the same for all; seeds, splits, scalar options, rules and weightings may differ.
     """
     found: list[list[Outcome]] = [[] for _ in engines]
-    for number, seats in enumerate(_chunks(engines, orders)):
-        for member, outcome in _run_chunk(engines, orders, owns, seats, number):
+    chunks = list(_chunks(engines, orders))
+    for seats, brought in zip(chunks, _run_chunks(engines, orders, owns, chunks)):
+        for member, outcome in brought:
             found[member].append(outcome)
         for seat in seats:
             if not seat.ghost:
                 after()
-    return [_merge(engine.program, outcomes) for engine, outcomes in zip(engines, found)]
+    return [merge(engine.program, brought) for engine, brought in zip(engines, found)]
+
+
+def _run_chunks(
+    engines: Sequence[Stacked], orders: Sequence[Order], owns: Sequence[OwnState], chunks: list[list[Seat]]
+) -> Iterator[list[tuple[int, Outcome]]]:
+    """What the members bring from each chunk, in order, the chunks one after another or side by side.
+
+    The first chunk of a run goes ahead alone: it compiles, and counts the normals that a step reads.
+    """
+    lead = engines[0]
+
+    def run(number: int) -> list[tuple[int, Outcome]]:
+        return _run_chunk(engines, orders, owns, chunks[number], number)
+
+    numbers = range(len(chunks))
+    if lead.workers == 0:
+        yield from map(run, numbers)
+        return
+    workers, each = share(len(chunks), lead.workers)
+    with threads(each):
+        if workers == 1 or not lead.normals:
+            ahead = numbers if workers == 1 else numbers[:1]
+            numbers = numbers[len(ahead) :]
+            yield from map(run, ahead)
+        yield from side_by_side(run, numbers, workers)
 
 
 def _chunks(engines: Sequence[Stacked], orders: Sequence[Order]) -> Iterator[list[Seat]]:
@@ -157,12 +183,13 @@ def _chunks(engines: Sequence[Stacked], orders: Sequence[Order]) -> Iterator[lis
             seats.append(Seat(m, k, rows, sum(steps_in_epoch(len(rows), p) * p.epochs for p in phases)))
     seats.sort(key=lambda seat: (-seat.length, seat.member, seat.client))
     lead = engines[0]
-    if lead.steps.mode != "eager":
+    if lead.steps.mode not in ("eager", BY_HAND):
         yield from _equal_chunks(lead, seats)
         return
     chunk: list[Seat] = []
     for seat in seats:
-        if chunk and (len(chunk) == lead.chunk or 3 * seat.length < 2 * chunk[0].length):
+        short = 3 * seat.length < 2 * chunk[0].length if chunk and lead.steps.mode != BY_HAND else False
+        if chunk and (len(chunk) == lead.chunk or short):
             yield chunk
             chunk = []
         chunk.append(seat)
@@ -191,7 +218,8 @@ def _run_chunk(
     info = _info(lead.program, orders, seats, several=len(engines) > 1, device=store.x.device)
     kept = [owns[seat.member](seat.client) for seat in seats]
     own = _stack([client.first(orders[s.member].broadcast) if o is None else o for s, o in zip(seats, kept)])
-    with seeded(lead.seed, orders[0].round, number, "torch"):
+    # PyTorch's generator is one for all threads: with workers nothing reads it.
+    with nullcontext() if lead.workers > 1 else seeded(lead.seed, orders[0].round, number, "torch"):
         state = together.over(client.start, (0, together.info))(own, info)
         for place, phase in enumerate(client.phases):
             if phase.begin is not None:
@@ -207,38 +235,7 @@ def _run_chunk(
         if store.x.device.type == "cuda":
             for engine, order in zip(engines, orders):
                 engine.look_ahead(order.round + 1)
-        made = []
-        for members in _alike([engine.program for engine in engines]):
-            mine = [c for c, seat in enumerate(seats) if seat.member in members]
-            if not mine:
-                continue
-            group = Clients(len(mine), together.info)
-            made += _outcomes(
-                engines[members[0]].program,
-                group,
-                [seats[c] for c in mine],
-                *_only(mine, seats, together, uploads, info),
-            )
-        return made
-
-
-def _alike(programs: Sequence[Program]) -> list[list[int]]:
-    """Members whose server adds in the same way, so that their clients encode their terms as one."""
-    groups: dict[Any, list[int]] = {}
-    for member, program in enumerate(programs):
-        rules = tuple((part, id(rule)) for part, rule in sorted(program.rules.items()))
-        groups.setdefault((rules, id(program.weighting), program.needs_uploads), []).append(member)
-    return list(groups.values())
-
-
-def _only(mine: list[int], seats: list[Seat], together: Clients, uploads: Upload, info: Info) -> tuple[Upload, Info]:
-    """The uploads and infos of some clients of a chunk."""
-    if len(mine) == len(seats):
-        return uploads, info
-    taken = Info(
-        *(tree_map(lambda t: t[mine], a) if axis == 0 else a for a, axis in zip(info, together.info))  # type: ignore[arg-type]
-    )
-    return tree_map(lambda t: t[mine], uploads), taken
+        return outcomes([engine.program for engine in engines], together, seats, uploads, info)
 
 
 def _stack(trees: Sequence[Own]) -> Own:
@@ -307,64 +304,3 @@ def _noise(
         return torch.stack(made).reshape(steps, len(seats), count)
 
     return drawn
-
-
-def _outcomes(
-    program: Program, together: Clients, seats: list[Seat], uploads: Upload, info: Info
-) -> list[tuple[int, Outcome]]:
-    """The sum of each member's finite terms, and what else its clients brought."""
-    one = torch.ones((), dtype=torch.float64, device=info.n.device) if program.needs_uploads else None
-
-    def term(upload: Upload, info: Info) -> tuple[Terms, Tensor]:
-        return contribute(program, upload, info, one)
-
-    terms, finite = together.over(term, (0, together.info))(uploads, info)
-    fine = finite.tolist()  # the one wait for the device in a chunk
-    metrics = {name: t.tolist() for name, t in uploads.metrics.items()}
-    made = []
-    for member in sorted({seat.member for seat in seats}):
-        mine = [c for c, seat in enumerate(seats) if seat.member == member and not seat.ghost]
-        kept = [c for c in mine if fine[c]]
-        total, gathered = None, []
-        if program.needs_uploads:
-            rows = {c: tree_map(lambda t, c=c: t[c], uploads.parts) for c in kept}
-            gathered = [Contribution(seats[c].client, rows[c], info.n[c]) for c in kept]
-        elif kept:
-            total = _sum(program, terms if len(kept) == len(seats) else tree_map(lambda t, kept=kept: t[kept], terms))
-        made.append(
-            (
-                member,
-                Outcome(
-                    total,
-                    gathered,
-                    {seats[c].client: tree_map(lambda t, c=c: t[c].clone(), uploads.own) for c in kept},
-                    {seats[c].client: LEFT_OUT for c in mine if not fine[c]},
-                    {name: sum(values[c] for c in kept) for name, values in metrics.items()},
-                    len(kept),
-                ),
-            )
-        )
-    return made
-
-
-def _sum(program: Program, terms: Terms) -> Terms:
-    """Add the terms of stacked clients."""
-    return {
-        part: {key: t.amax(0) if key in program.rules[part].maxima else t.sum(0) for key, t in statistics.items()}
-        for part, statistics in terms.items()
-    }
-
-
-def _merge(program: Program, outcomes: list[Outcome]) -> Outcome:
-    """The chunks of one member as one outcome, clients in order."""
-    totals = [o.terms for o in outcomes if o.terms is not None]
-    count = sum(o.counted for o in outcomes)
-    names = {name for o in outcomes for name in o.metrics}
-    return Outcome(
-        add_terms(program, totals) if totals else None,
-        sorted((u for o in outcomes for u in o.uploads), key=lambda u: u.client),
-        dict(sorted((k, own) for o in outcomes for k, own in o.own.items())),
-        dict(sorted((k, why) for o in outcomes for k, why in o.left_out.items())),
-        {name: sum(o.metrics.get(name, 0.0) for o in outcomes) for name in sorted(names)},
-        count,
-    )

@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Phase, only_if
-from fedbayes.engine import rowwise
+from fedbayes.engine import dense, rowwise
 from fedbayes.engine.loop import Store
 from fedbayes.noise import Tape
 
@@ -84,6 +84,10 @@ def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[...,
 
 MODES = ("graph", "compiled", "eager")  # from the fastest down; each falls back on the next
 ROWWISE = "rowwise"  # code of our own for steps on single rows, see rowwise.py; falls back on eager
+BY_HAND = "by hand"  # a backward pass of our own for chains of linear maps, see dense.py; falls back on eager
+
+
+REFUSED = object()  # in place of a graph that could not be made
 
 
 class Steps:
@@ -98,25 +102,45 @@ class Steps:
         """The state after all steps of the work's table."""
         while True:
             try:
+                store = work.store
                 if self.mode == ROWWISE and work.phase.rowwise is not None:
-                    store = work.store
                     return rowwise.run(work.phase, *work.table, store.x, store.y, work.info, state)
+                if self.mode == BY_HAND and work.phase.dense is not None:
+                    return dense.run(work.phase, *work.table, store.x, store.y, work.info, state)
                 return self._replay(work, state) if self.mode == "graph" else self._run(work, state)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 if self.mode == "eager":
                     raise
-                lower = "eager" if self.mode == ROWWISE else MODES[MODES.index(self.mode) + 1]
+                lower = "eager" if self.mode in (ROWWISE, BY_HAND) else MODES[MODES.index(self.mode) + 1]
                 first = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 self.notes.append(f"steps run {lower} instead of {self.mode}: {first[:160]}")
                 self.mode = lower
                 self._made.clear()
 
+    def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
+        """f(inputs); in mode "graph" captured at the first call of a key and replayed from then on."""
+        shapes = tuple((t.shape, t.dtype) for t in tree_leaves(inputs))
+        key = ("carry", key, shapes, torch.get_float32_matmul_precision())
+        if self.mode != "graph" or self._made.get(key) is REFUSED:
+            return f(inputs)
+        try:
+            if key not in self._made:
+                self._made[key] = Captured(f, inputs)
+            return self._made[key](inputs)
+        except Exception as error:
+            self._made[key] = REFUSED
+            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            self.notes.append(f"evaluation runs without a graph: {first[:160]}")
+            return f(inputs)
+
     def _run(self, work: Work, state: Any) -> Any:
         x, y = work.store.x, work.store.y
         if x.device.type == "cuda":
             torch.cuda.manual_seed(work.seed)
+        if work.together.size == 1 and self.mode in ("eager", BY_HAND):
+            return _one_client(work, state)
         rows = work.table.rows.to(x.device)
         flags = [None] * len(rows) if work.table.live is None else work.table.live.to(x.device).unbind(0)
         step = self._step(work)
@@ -127,7 +151,7 @@ class Steps:
 
     def _step(self, work: Work) -> Callable[..., Any]:
         masked = work.table.live is not None
-        if self.mode in ("eager", ROWWISE):
+        if self.mode in ("eager", ROWWISE, BY_HAND):
             return stacked_step(work.phase, work.together, masked)
         key = (id(work.phase.step), work.together, masked)
         if key not in self._made:
@@ -142,6 +166,20 @@ class Steps:
         if key not in self._made:
             self._made[key] = Graph(self._step(work), work, state)
         return self._made[key](work, state)
+
+
+def _one_client(work: Work, state: Any) -> Any:
+    """The steps of a chunk of one, without an axis of clients between them."""
+    store, phase, info = work.store, work.phase, work.together.first(work.info)
+    rows = work.table.rows[:, 0].to(store.x.device)
+    live = None if work.table.live is None else work.table.live[:, 0]
+    full = [True] * len(rows) if live is None else live.flatten(1).all(1).tolist()
+    state = tree_map(lambda t: t[0], state)
+    for s, (at, whole) in enumerate(zip(torch.arange(len(rows), device=rows.device).unbind(0), full)):
+        masks = [None] * phase.batches if whole or live is None else list(live[s].to(rows.device))
+        made = tuple(Batch(store.x[r], store.y[r], mask, at) for r, mask in zip(rows[s].unbind(0), masks))
+        state = phase.step(state, made[0] if phase.batches == 1 else made, Tape(work.noise(s, 1)[0, 0]), info)
+    return tree_map(lambda t: t[None], state)
 
 
 class Graph:
@@ -166,13 +204,11 @@ class Graph:
             _copy(self.state, now)
             self.at += times
 
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):
-                self.at.zero_()
-                advance(1)
-        torch.cuda.current_stream().wait_stream(aside)
+        def warm_up() -> None:
+            self.at.zero_()
+            advance(1)
+
+        _aside(warm_up)
         self.graphs = {}
         for times in {1, min(self.UNROLL, len(work.table.rows))}:
             self.at.zero_()
@@ -191,6 +227,34 @@ class Graph:
         for _ in range(steps % many):
             self.graphs[1].replay()
         return tree_map(torch.clone, self.state)
+
+
+class Captured:
+    """A function of tensors on the device, captured once and replayed for others of the same shapes."""
+
+    def __init__(self, f: Callable[[Any], Any], inputs: Any) -> None:
+        self.f = f  # what it refers to must outlive the graph
+        self.inputs = tree_map(torch.clone, inputs)
+        _aside(lambda: f(self.inputs))
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = f(self.inputs)
+
+    def __call__(self, inputs: Any) -> Any:
+        """f(inputs), a fresh copy."""
+        _copy(self.inputs, inputs)
+        self.graph.replay()
+        return tree_map(torch.clone, self.outputs)
+
+
+def _aside(f: Callable[[], object]) -> None:
+    """Three runs on a stream beside the current one, which a capture must be preceded by."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            f()
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 def _copy(into: Any, values: Any) -> None:

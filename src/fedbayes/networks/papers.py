@@ -23,21 +23,21 @@ def linear(shape: Shape, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), outputs))
 
 
-def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (50, 50)) -> nn.Module:
+def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (50, 50), start: str = "torch") -> nn.Module:
     """Fully connected, ReLU; 784-50-50-10 is FedUAB's for MNIST (42,310 weights)."""
     sizes = [prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+    return _started(nn.Sequential(*layers, nn.Linear(sizes[-1], outputs)), start, "mlp")
 
 
-def cnn(shape: Shape, outputs: int, channels: int = 32, hidden: int = 64) -> nn.Module:
+def cnn(shape: Shape, outputs: int, channels: int = 32, hidden: int = 64, start: str = "torch") -> nn.Module:
     """Three unpadded 3x3 convolutions with two 2x2 max-pools and a hidden layer: FedUAB's for CIFAR (52,874)."""
     if len(shape) != 3 or min(shape[1:]) < 18:
         raise InputError(f"network cnn needs images [C, H, W] of at least 18 x 18, not {list(shape)}; try mlp")
     height, width = (((n - 2) // 2 - 2) // 2 - 2 for n in shape[1:])
-    return nn.Sequential(
+    made = nn.Sequential(
         nn.Conv2d(shape[0], channels, 3),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -51,6 +51,7 @@ def cnn(shape: Shape, outputs: int, channels: int = 32, hidden: int = 64) -> nn.
         nn.ReLU(),
         nn.Linear(hidden, outputs),
     )
+    return _started(made, start, "cnn")
 
 
 class TextCNN(nn.Module):
@@ -75,9 +76,34 @@ def text_cnn(
     width: int = 16,
     channels: int = 10,
     spans: Sequence[int] = (2, 3, 4),
+    start: str = "torch",
 ) -> nn.Module:
     """FedUAB's for news: embedding, convolutions of width 2, 3, 4, linear (801,780 weights with 50,000 words)."""
-    return TextCNN(outputs, words, width, channels, spans)
+    return _started(TextCNN(outputs, words, width, channels, spans), start, "text_cnn")
+
+
+# FedUAB's own start: weights uniform within these bounds, layer by layer, biases at .01.
+BOUNDS: dict[str, tuple[float, ...]] = {
+    "mlp": (0.25, 0.15, 0.10),
+    "cnn": (0.20, 0.18, 0.15, 0.12, 0.10),
+    "text_cnn": (0.50, 0.30, 0.30, 0.30, 0.10),
+}
+
+
+def _started(network: nn.Module, start: str, kind: str) -> nn.Module:
+    """The network with PyTorch's first weights, or FedUAB's; layers beyond its own take the last bound."""
+    if start not in ("torch", "feduab"):
+        raise unknown("start", start, ("torch", "feduab"))
+    if start == "feduab":
+        layers = [layer for layer in network.modules() if isinstance(getattr(layer, "weight", None), Tensor)]
+        for place, layer in enumerate(layers):
+            bound = BOUNDS[kind][min(place, len(BOUNDS[kind]) - 1)]
+            for name, weight in layer.named_parameters(recurse=False):
+                if name == "bias":
+                    nn.init.constant_(weight, 0.01)
+                else:
+                    nn.init.uniform_(weight, -bound, bound)
+    return network
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {

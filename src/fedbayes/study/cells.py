@@ -16,6 +16,7 @@ import torch
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
+from fedbayes.posterior import save
 from fedbayes.study.build import build, clients_of, data_of
 from fedbayes.study.experiment import Experiment, table_of
 from fedbayes.study.sweep import program_of
@@ -58,11 +59,13 @@ def run_cells(
     scale: str = "paper",
     seeds: Sequence[int] = (0,),
     changes: Mapping[str, Any] | None = None,
+    keep: bool = False,
     say: Say = lambda line: None,
 ) -> None:
     """Train the seeds of the chosen cells that have no file yet; those that share a program are trained together.
 
-    `changes` are laid over every experiment (device, rounds, ...). Killed, it goes on with the files that are missing.
+    `changes` are laid over every experiment (device, rounds, ...). `keep` writes each posterior beside
+    its file. Killed, it goes on with the files that are missing.
     """
     if scale not in printed.scales:
         raise unknown("scale", scale, printed.scales)
@@ -75,7 +78,7 @@ def run_cells(
             if not (output / "cells" / scale / name).is_file():
                 missing[name] = cell, experiment
     for names in _groups(missing):
-        _train({name: missing[name] for name in names}, output / "cells" / scale, say)
+        _train({name: missing[name] for name in names}, output / "cells" / scale, keep, say)
 
 
 def chosen(cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
@@ -105,7 +108,7 @@ def _groups(missing: Mapping[str, tuple[Cell, Experiment]]) -> Iterator[list[str
     yield from groups.values()
 
 
-def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, say: Say) -> None:
+def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: bool, say: Say) -> None:
     started = time.perf_counter()
     loaded: dict[str, Any] = {}
     tasks: list[Task] = []
@@ -121,6 +124,8 @@ def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, say: Sa
         spent = (time.perf_counter() - started) / len(tasks)
         content = cell_of(cell, x, run) | {"seconds": round(spent, 1)}
         folder.mkdir(parents=True, exist_ok=True)
+        if keep:
+            save((folder / name).with_suffix(".safetensors"), run.parts)
         write_atomically(folder / name, (json.dumps(content) + "\n").encode())
         last = {k: round(v, 4) for k, v in content["test"].items() if k in CURVE}
         say(f"{cell.group} {cell.row} {cell.column} seed {x.seed}: {last}, {spent:.0f} s a run")

@@ -241,12 +241,12 @@ def shortened(rounds: int, silent: int, decay: float) -> Callable[[Experiment], 
 
 
 def small(x: Experiment) -> Experiment:
-    """A narrow ResNet-8 on 8 x 8 digits, ten rounds: minutes on a laptop."""
+    """A narrow ResNet-8 on 8 x 8 digits, eight rounds: minutes on a laptop."""
     epochs = x.options["epochs"]
     options = {**x.options, "lr": 1e-2, "lr_silent": 10}
     if "test_draws" in options:
         options["test_draws"] = 10
-    rounds = 10 if epochs == 1 else 4
+    rounds = 8 if epochs == 1 else 4
     pretrain = dict(x.pretrain)
     if x.rounds == 1:
         rounds, options["epochs"] = 1, 40

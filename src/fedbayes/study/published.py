@@ -33,6 +33,7 @@ def run_published(
     seeds: str = "0",
     changes: Mapping[str, Any] | None = None,
     train: bool = True,
+    keep: bool = False,
     say: Say = lambda line: None,
 ) -> str:
     """Train the cells that are not there yet, write NAME.json, NAME.md and NAME.html, and give the Markdown."""
@@ -45,7 +46,7 @@ def run_published(
         numbers = [int(v) for v in values_of(f"seed={seeds}")[1] if v.isdigit()]
         if not numbers:
             raise InputError(f"seeds: {seeds!r} names no seed; write 0..2 or 0,3")
-        run_cells(printed, output, only=only, scale=scale, seeds=numbers, changes=changes, say=say)
+        run_cells(printed, output, only=only, scale=scale, seeds=numbers, changes=changes, keep=keep, say=say)
     rows = rows_of(name, printed, output, scale)
     check_rows(rows)
     stem = name if scale == "paper" else f"{name}-{scale}"

@@ -12,7 +12,7 @@ from fedbayes.data import load, partition
 from fedbayes.methods import fedavg_pf
 from fedbayes.networks.papers import network_named
 from fedbayes.study.refinement import confidence, personal_runs
-from fedbayes.study.regression_figures import save_figure
+from fedbayes.study.regression_figures import save
 from fedbayes.training import Run, fit
 
 SHOWN = {"point": {"refine": "none"}, "Laplace": {"refine": "laplace"}, "flow": {"refine": "flow"}}
@@ -55,7 +55,10 @@ def confidence_figure(output: Path, run: Run | None = None) -> list[Path]:
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=8)
     stem = output / "pfedpf-confidence"
-    made = save_figure(figure, stem)
+    made = save(figure, stem)
     numbers = stem.with_suffix(".json")
     numbers.write_text(json.dumps({"scales": list(SCALES), **curves}) + "\n")
     return [*made, numbers]
+
+
+FIGURES = {"pfedpf-confidence": confidence_figure}

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fedbayes.data import load
-from fedbayes.errors import InputError
 from fedbayes.methods import fedag
 from fedbayes.posterior import Parts
 from fedbayes.predict import Predictive
@@ -54,7 +53,7 @@ def cubic_figure(output: Path) -> list[Path]:
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("y")
     axes[0].legend(frameon=False, fontsize=8, loc="upper left")
-    return save_figure(figure, output / "fedag-figure-2")
+    return save(figure, output / "fedag-figure-2")
 
 
 def by_round(name: str, rounds: int = folds.ROUNDS, count: int | None = None) -> list[list[folds.Scores]]:
@@ -95,20 +94,13 @@ def round_figure(output: Path, sets: Sequence[str] = ("yacht", "concrete"), coun
             ax.set(title=name, xlabel="round", ylabel=score.upper(), xticks=across)
             ax.spines[["top", "right"]].set_visible(False)
         line[0].legend(frameon=False, fontsize=8)
-    return save_figure(figure, output / "fedag-figure-3")
+    return save(figure, output / "fedag-figure-3")
 
 
 FIGURES: dict[str, Callable[[Path], list[Path]]] = {"fedag-2": cubic_figure, "fedag-3": round_figure}
 
 
-def draw(name: str, output: str | Path) -> list[Path]:
-    """A figure by its name, as SVG and PNG files."""
-    if name not in FIGURES:
-        raise InputError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
-    return FIGURES[name](Path(output))
-
-
-def save_figure(figure: Any, stem: Path) -> list[Path]:
+def save(figure: Any, stem: Path) -> list[Path]:
     """A figure as SVG and PNG."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     made = [stem.with_suffix(".svg"), stem.with_suffix(".png")]

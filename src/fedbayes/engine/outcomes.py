@@ -1,0 +1,121 @@
+"""What the clients of a chunk bring, as one outcome for each federation that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fedbayes.clients.client import Info, Upload
+from fedbayes.engine.loop import LEFT_OUT
+from fedbayes.engine.steps import Clients
+from fedbayes.federation import Contribution, Outcome, Program, Terms, add_terms, contribute
+
+
+class Seat(NamedTuple):
+    """One client of one federation (a member of a sweep) in this round."""
+
+    member: int
+    client: int
+    rows: Tensor
+    length: int  # steps in all phases
+    ghost: bool = False  # fills a chunk up to the size that was compiled; takes no step and is not counted
+
+
+def outcomes(
+    programs: Sequence[Program], together: Clients, seats: list[Seat], uploads: Upload, info: Info
+) -> list[tuple[int, Outcome]]:
+    """Each member's outcome of a chunk; `programs` are those of the members."""
+    made = []
+    for members in _alike(programs):
+        mine = [c for c, seat in enumerate(seats) if seat.member in members]
+        if mine:
+            own = [seats[c] for c in mine]
+            theirs = _only(mine, seats, together, uploads, info)
+            made += _outcomes(programs[members[0]], Clients(len(mine), together.info), own, *theirs)
+    return made
+
+
+def _alike(programs: Sequence[Program]) -> list[list[int]]:
+    """Members whose server adds in the same way, so that their clients encode their terms as one."""
+    groups: dict[Any, list[int]] = {}
+    for member, program in enumerate(programs):
+        rules = tuple((part, id(rule)) for part, rule in sorted(program.rules.items()))
+        groups.setdefault((rules, id(program.weighting), program.needs_uploads), []).append(member)
+    return list(groups.values())
+
+
+def _only(mine: list[int], seats: list[Seat], together: Clients, uploads: Upload, info: Info) -> tuple[Upload, Info]:
+    """The uploads and infos of some clients of a chunk."""
+    if len(mine) == len(seats):
+        return uploads, info
+    taken = Info(
+        *(tree_map(lambda t: t[mine], a) if axis == 0 else a for a, axis in zip(info, together.info))  # type: ignore[arg-type]
+    )
+    return tree_map(lambda t: t[mine], uploads), taken
+
+
+def _outcomes(
+    program: Program, together: Clients, seats: list[Seat], uploads: Upload, info: Info
+) -> list[tuple[int, Outcome]]:
+    """The sum of each member's finite terms, and what else its clients brought."""
+    one = torch.ones((), dtype=torch.float64, device=info.n.device) if program.needs_uploads else None
+
+    def term(upload: Upload, info: Info) -> tuple[Terms, Tensor]:
+        return contribute(program, upload, info, one)
+
+    terms, finite = together.over(term, (0, together.info))(uploads, info)
+    fine = finite.tolist()  # the one wait for the device in a chunk
+    metrics = {name: t.tolist() for name, t in uploads.metrics.items()}
+    made = []
+    for member in sorted({seat.member for seat in seats}):
+        mine = [c for c, seat in enumerate(seats) if seat.member == member and not seat.ghost]
+        kept = [c for c in mine if fine[c]]
+        total, gathered = None, []
+        if program.needs_uploads:
+            rows = {c: tree_map(lambda t, c=c: t[c], uploads.parts) for c in kept}
+            gathered = [Contribution(seats[c].client, rows[c], info.n[c]) for c in kept]
+        elif kept:
+            # A slice where it can be: a list of places would be copied to the device for every tensor.
+            places = slice(kept[0], kept[-1] + 1) if kept[-1] - kept[0] + 1 == len(kept) else kept
+            total = _sum(program, tree_map(lambda t, places=places: t[places], terms))
+        made.append(
+            (
+                member,
+                Outcome(
+                    total,
+                    gathered,
+                    {seats[c].client: tree_map(lambda t, c=c: t[c].clone(), uploads.own) for c in kept},
+                    {seats[c].client: LEFT_OUT for c in mine if not fine[c]},
+                    {name: sum(values[c] for c in kept) for name, values in metrics.items()},
+                    len(kept),
+                ),
+            )
+        )
+    return made
+
+
+def _sum(program: Program, terms: Terms) -> Terms:
+    """Add the terms of stacked clients."""
+    return {
+        part: {key: t.amax(0) if key in program.rules[part].maxima else t.sum(0) for key, t in statistics.items()}
+        for part, statistics in terms.items()
+    }
+
+
+def merge(program: Program, chunks: list[Outcome]) -> Outcome:
+    """The chunks of one member as one outcome, clients in order."""
+    totals = [o.terms for o in chunks if o.terms is not None]
+    count = sum(o.counted for o in chunks)
+    names = {name for o in chunks for name in o.metrics}
+    return Outcome(
+        add_terms(program, totals) if totals else None,
+        sorted((u for o in chunks for u in o.uploads), key=lambda u: u.client),
+        dict(sorted((k, own) for o in chunks for k, own in o.own.items())),
+        dict(sorted((k, why) for o in chunks for k, why in o.left_out.items())),
+        {name: sum(o.metrics.get(name, 0.0) for o in chunks) for name in sorted(names)},
+        count,
+    )

@@ -1,0 +1,131 @@
+"""Tables of trained cells: which are run, what is kept, what stands beside the published figures."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fedbayes import posterior
+from fedbayes.errors import InputError
+from fedbayes.networks.papers import network_named
+from fedbayes.study import cells, cells_page, printed_feduab
+from fedbayes.study.cells import Cell, Printed, chosen, curves_of, rows_of, run_cells
+from fedbayes.study.experiment import Experiment
+from fedbayes.study.published import PRINTED, TABLES, run_published
+
+BASE = Experiment(data="digits", network="linear", clients=4, rounds=2, cohort=2, options={"lr": 0.1, "epochs": 1})
+
+
+def printed(**changes) -> Printed:
+    first = replace(BASE, method="fedavg", **changes)
+    second = replace(BASE, method="feduab", options={**BASE.options, "draws": 2}, **changes)
+    more = lambda run: {"double": 2 * run.journal[-1]["test"]["accuracy"]}  # noqa: E731
+    made = [
+        Cell("FedAvg", "IID", first, {"accuracy": 0.9, "nll": 0.5}, None, "digits"),
+        Cell("FedUAB", "IID", second, {"accuracy": 0.1}, more, "digits"),
+    ]
+    metrics = {"accuracy": "test.accuracy", "nll": "test.nll", "double": "measured.double"}
+    return Printed(
+        "Made up, table 1", made, metrics, {"paper": lambda x: x, "tiny": lambda x: replace(x, rounds=1)}, "made"
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cells")
+    run_cells(printed(), folder, seeds=[0, 1])
+    return folder
+
+
+def test_every_seed_is_a_file_with_curve_and_setting(trained):
+    names = sorted(path.name for path in (trained / "cells/paper").iterdir())
+    assert names == [f"made-digits-{m}-iid-r2-s{s}.json" for m in ("fedavg", "feduab") for s in (0, 1)]
+    content = json.loads((trained / "cells/paper" / names[2]).read_text())
+    assert content["experiment"]["method"] == "feduab"
+    assert [point["round"] for point in content["curve"]] == [1, 2]
+    assert content["curve"][-1]["accuracy"] == pytest.approx(content["test"]["accuracy"], abs=1e-5)
+    assert content["oracle_best"]["nll"] <= content["test"]["nll"]
+    assert content["measured"]["double"] == 2 * content["test"]["accuracy"]
+
+
+def test_what_is_there_is_not_trained_again_and_seeds_may_be_added(trained, tmp_path):
+    said = []
+    run_cells(printed(), trained, seeds=[0, 1], say=said.append)
+    assert said == []
+    run_cells(printed(), tmp_path, only=["fedavg"], seeds=[1], keep=True)
+    assert posterior.load(tmp_path / "cells/paper/made-digits-fedavg-iid-r2-s1.safetensors")["model"].mean.shape == (
+        650,
+    )
+    alone = json.loads((tmp_path / "cells/paper/made-digits-fedavg-iid-r2-s1.json").read_text())
+    together = json.loads((trained / "cells/paper/made-digits-fedavg-iid-r2-s1.json").read_text())
+    assert alone["test"] == pytest.approx(together["test"], rel=1e-5)
+
+
+def test_rows_stand_beside_the_published_figures(trained):
+    rows = rows_of("made-1", printed(), trained, "paper")
+    row = next(r for r in rows if (r["row"], r["metric"]) == ("FedAvg", "accuracy"))
+    files = [json.loads((trained / f"cells/paper/made-digits-fedavg-iid-r2-s{s}.json").read_text()) for s in (0, 1)]
+    a, b = (content["test"]["accuracy"] for content in files)
+    assert row["ours"] == pytest.approx((a + b) / 2)
+    assert row["error"] == pytest.approx(abs(a - b) / 2)
+    assert (row["published"], row["seeds"], row["rounds"]) == (0.9, [0, 1], 2)
+    assert not [r for r in rows if (r["row"], r["metric"]) == ("FedAvg", "double")]
+    text = cells_page.markdown(printed(), rows)
+    assert f"{50 * (a + b):.2f}" in text
+    assert "/ 90.00" in text
+    page = cells_page.page(printed(), rows, trained, "paper")
+    assert "<svg" in page
+    assert "src=" not in page
+    assert "@import" not in page
+    assert set(curves_of(printed(), trained, "paper", printed().cells)) == {"FedAvg", "FedUAB"}
+
+
+def test_words_choose_cells_by_group_row_and_column():
+    made = PRINTED["feduab-7"]().cells
+    assert {(c.group, c.row) for c in chosen(made, ["mnist", "FedUAB-5", "FedAvg"])} == {
+        ("MNIST", "FedUAB-5"),
+        ("MNIST", "FedAvg"),
+    }
+    assert len(chosen(made, ["mnist", "small-iid", "fedavg"])) == 1
+    with pytest.raises(InputError, match="fedavgg"):
+        chosen(made, ["fedavgg"])
+
+
+def test_another_number_of_rounds_is_another_file_and_the_longest_counts(trained, tmp_path):
+    run_cells(printed(), tmp_path, only=["fedavg"], seeds=[0], changes={"rounds": 1})
+    assert rows_of("made-1", printed(), tmp_path, "paper")[0]["rounds"] == 1
+    run_cells(printed(), tmp_path, only=["fedavg"], seeds=[0])
+    assert rows_of("made-1", printed(), tmp_path, "paper")[0]["rounds"] == 2
+
+
+def test_a_table_that_was_never_run_or_is_unknown_says_so(tmp_path):
+    with pytest.raises(InputError, match="has been run yet"):
+        run_published("feduab-6", tmp_path, train=False)
+    with pytest.raises(InputError, match="did you mean"):
+        run_published("feduab-66", tmp_path)
+    with pytest.raises(InputError, match="scale"):
+        run_published("feduab-6", tmp_path, scale="huge")
+    with pytest.raises(InputError, match="seeds"):
+        run_published("feduab-6", tmp_path, seeds="one")
+
+
+def test_every_table_has_a_title_and_its_experiments_can_be_read_back():
+    assert set(PRINTED) < set(TABLES)
+    for make in PRINTED.values():
+        made = make()
+        names = [cells.file_name(made.family, c, c.experiment) for c in made.cells]
+        assert len(set(names)) == len(names), made.title
+
+
+def test_feduabs_networks_have_the_published_numbers_of_weights():
+    shapes = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "text_cnn": (32,)}
+    counts = {n: sum(p.numel() for p in network_named(n, s, 10).parameters()) for n, s in shapes.items()}
+    assert counts == {"mlp": 42_310, "cnn": 52_874, "text_cnn": 801_780}
+
+
+def test_z_of_the_paper_sets_both_numbers_of_draws():
+    x = printed_feduab.experiment_of("MNIST", "FedUAB-5", "Small-IID")
+    from fedbayes.study.build import method_of
+
+    options = method_of(x).options
+    assert (options["train_draws"], options["test_draws"], options["division"]) == (5, 5, 2.0)
