@@ -37,6 +37,8 @@ class FullGaussian:
 
     def at(self, noise: Tensor) -> Tensor:
         """The weights that standard normals [..., P] stand for: mean + tril noise."""
+        if self.tril.dim() == 2:  # one product for all draws
+            return self.mean + noise @ self.tril.mT
         return self.mean + (self.tril @ noise[..., None])[..., 0]
 
     def log_prob(self, weights: Tensor) -> Tensor:

@@ -107,7 +107,8 @@ class Client(NamedTuple):
 
 def only_if(live: Tensor, new: Any, old: Any) -> Any:
     """new where live, else old, for every tensor of a state: a step without live rows changes nothing."""
-    return torch.utils._pytree.tree_map(lambda a, b: torch.where(live, a, b), new, old)
+    same = (lambda a, b: False) if torch.compiler.is_compiling() else (lambda a, b: a is b)  # what a step only carries
+    return torch.utils._pytree.tree_map(lambda a, b: a if same(a, b) else torch.where(live, a, b), new, old)
 
 
 def falling_rate(b: Batch, info: Info, epochs: int) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +16,11 @@ from fedbayes.study.refinement import confidence, personal_runs
 from fedbayes.study.regression_figures import save
 from fedbayes.training import Run, fit
 
-SHOWN = {"point": {"refine": "none"}, "Laplace": {"refine": "laplace"}, "flow": {"refine": "flow"}}
+SHOWN: dict[str, dict[str, Any]] = {
+    "point": {"refine": "none"},
+    "Laplace": {"refine": "laplace"},
+    "flow": {"refine": "flow"},
+}
 INK = {"point": "#b5482a", "Laplace": "#5b8c3e", "flow": "#1b6ca8"}
 SCALES = tuple(float(s) for s in torch.logspace(0, torch.tensor(2000.0).log10(), 12))
 
@@ -29,10 +34,10 @@ def digits_run(rounds: int = 30, clients: int = 10) -> Run:
     return fit(network, data, method=method, rounds=rounds, evaluate_every=rounds, seed=0)
 
 
-def confidences(run: Run, scales: Sequence[float] = SCALES) -> dict[str, list[float]]:
-    """Mean confidence in the clients' scaled test rows, by refinement: one figure a scale."""
+def confidences(run: Run, scales: Sequence[float] = SCALES, **flow: Any) -> dict[str, list[float]]:
+    """Mean confidence in the clients' scaled test rows, by refinement: one figure a scale. `flow`: its options."""
     data, made = run.task.clients.data, {}
-    for name, asked in SHOWN.items():
+    for name, asked in {**SHOWN, "flow": {**SHOWN["flow"], **flow}}.items():
         rows = [
             confidence(own, data.test_x[run.task.clients.test_rows(k)], scales)
             for k, own in personal_runs(run.refined(**asked))
@@ -41,11 +46,11 @@ def confidences(run: Run, scales: Sequence[float] = SCALES) -> dict[str, list[fl
     return made
 
 
-def confidence_figure(output: Path, run: Run | None = None) -> list[Path]:
+def confidence_figure(output: Path, curves: Mapping[str, Sequence[float]] | None = None) -> list[Path]:
     """Confidence against the scale of the inputs, for the point network, Laplace and the flow; with its numbers."""
     from matplotlib.figure import Figure
 
-    curves = confidences(run or digits_run())
+    curves = curves or confidences(digits_run())
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     ax = figure.subplots()
     for name, values in curves.items():
