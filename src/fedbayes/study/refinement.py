@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -19,12 +20,15 @@ MOST = 2000  # inputs of a set from elsewhere
 FAR = 2000.0
 
 
-def personal_runs(run: Run, clients: Sequence[int] | None = None) -> Iterator[tuple[int, Run]]:
-    """A run for each client, that predicts by its personal model."""
+def personal_runs(run: Run, clients: Sequence[int] | None = None) -> Iterator[tuple[int, Run, float]]:
+    """For each client a run that predicts by its personal model, and the seconds of its cohort's making, by head."""
     asked = range(len(run.task.clients)) if clients is None else clients
+    started = time.perf_counter()
     for cohort in personal_models([run.home], asked):
+        seconds = (time.perf_counter() - started) / max(len(cohort[0]), 1)
         for k, parts in cohort[0]:
-            yield k, Personal(run, parts).as_run
+            yield k, Personal(run, parts).as_run, seconds
+        started = time.perf_counter()
 
 
 def personal_figures(
@@ -35,20 +39,20 @@ def personal_figures(
     Accuracy, NLL and ECE are decoded from the sums over clients. For each set of `elsewhere` (label -> its name for
     `outside`) and each OOD score: AUROC, AUPR and FPR95 of the client's test rows against the set, averaged over
     clients, as `LABEL auroc` for the largest probability and `SCORE LABEL auroc` for others. `far confidence` is the
-    mean largest probability of the test rows scaled 2000 times.
+    mean largest probability of the test rows scaled 2000 times, `seconds` what it took to make a client's model.
     """
     data = run.task.clients.data
     places = {label: outside(name, run, most=most) for label, name in (elsewhere or {}).items()}
     sums_of, scores_of = SUMS["classes"]
     sums: dict[str, Tensor] = {}
     ranks: list[dict[str, float]] = []
-    for k, own in personal_runs(run):
+    for k, own, seconds in personal_runs(run):
         rows = run.task.clients.test_rows(k)
         x, y = data.test_x[rows], data.test_y[rows].to(run.task.device)
         made = sums_of(own.predict(x).probs, y)
         sums = {name: sums[name] + t if sums else t for name, t in made.items()}
         inside = ood.scores(own, x, only=_able(own, x, list(only)))
-        row = {"far confidence": float(confidence(own, x, [FAR])[0])}
+        row = {"far confidence": float(confidence(own, x, [FAR])[0]), "seconds": seconds}
         for label, place in places.items():
             asked = own if place.run is run else ood.as_seen(own)
             found = ood.scores(asked, place.x, only=list(inside))
@@ -94,16 +98,10 @@ def under(
     return made
 
 
-def cost(run: Run, **asked: object) -> dict[str, float]:
-    """Seconds a client: of one round of local training, and of making its personal model; all clients of a cohort at
-    once. The first call of each is left out, which compiles and warms up."""
-    seconds = {}
-    for name, one in {"train": run.refined("tune"), "refine": run.refined(**asked)}.items():  # type: ignore[arg-type]
-        for _ in range(2):
-            started = time.perf_counter()
-            done = sum(1 for _ in personal_runs(one))
-            seconds[f"{name} seconds"] = (time.perf_counter() - started) / max(done, 1)
-    return seconds
+def train_seconds(run: Run) -> float:
+    """Seconds of a round for each of its clients, trained together: the median, without rounds that also evaluate."""
+    plain = [r["seconds"] / max(r["cohort"], 1) for r in run.journal if not r.get("test") and not r.get("personal")]
+    return statistics.median(plain or [r["seconds"] / max(r["cohort"], 1) for r in run.journal])
 
 
 def outlying(records: Iterable[tuple[float, float]]) -> list[int]:

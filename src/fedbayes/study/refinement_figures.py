@@ -40,7 +40,7 @@ def confidences(run: Run, scales: Sequence[float] = SCALES, **flow: Any) -> dict
     for name, asked in {**SHOWN, "flow": {**SHOWN["flow"], **flow}}.items():
         rows = [
             confidence(own, data.test_x[run.task.clients.test_rows(k)], scales)
-            for k, own in personal_runs(run.refined(**asked))
+            for k, own, _ in personal_runs(run.refined(**asked))
         ]
         made[name] = torch.stack(rows).mean(0).tolist()
     return made
