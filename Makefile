@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Passive waiting keeps a step's time steady when another process is busy on the same cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: run test lint bench docs clean
+.PHONY: run test test-flower lint bench docs clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedbayes needs Python 3.11 or newer; set PYTHON=python3.11 (or newer)")'
@@ -17,7 +17,15 @@ run: $(BIN)/.installed
 	$(BIN)/fedbayes run quickstart
 
 test: $(BIN)/.installed lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not flower"
+
+$(BIN)/.installed-flower: $(BIN)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[flower]"
+	@touch $@
+
+# Flower's own processes on this machine: a SuperLink and SuperNodes with TLS and keys, killed and restarted; and Ray.
+test-flower: $(BIN)/.installed-flower
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/flower
 
 bench: $(BIN)/.installed
 	$(BIN)/python benchmarks/cpu.py

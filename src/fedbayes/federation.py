@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from fedbayes.clients.client import Client, Info, Upload
 from fedbayes.errors import InputError
-from fedbayes.model import STATIC, Model
+from fedbayes.lowrank import mean_covariance
+from fedbayes.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Draws, Gaussian, Parts, Point, Posterior, scales
+from fedbayes.posterior import Draws, Gaussian, LowRank, Parts, Point, Posterior, scales
 from fedbayes.server.rules import RULES, Rule, Statistics, largest
 from fedbayes.server.weighting import Weighting
 
@@ -60,6 +61,9 @@ class Program(NamedTuple):
     dropout: bool = False  # MC dropout: dropout stays on in prediction
     server_optimiser: tuple[Optimiser, float] | None = None  # on the pooled mean, with its learning rate
     server_client: Client | None = None  # trains on the server's data after the pooling
+    # What it trains towards on unlabelled inputs [N, ...], made of the cohort's uploads (parts `members.*`) and noise
+    # of an address; without, the data's own targets.
+    server_targets: Callable[[Parts, Tensor, tuple[int | str, ...]], Tensor] | None = None
     uploaded: Callable[[Parts], Parts] = lambda broadcast: broadcast  # the kind of an upload, for its size
     members: bool = False  # the round's uploads are kept and predict, as an ensemble
     closed: bool = False  # a linear network: the moments of its prediction in closed form
@@ -73,7 +77,8 @@ class Program(NamedTuple):
     @property
     def needs_uploads(self) -> bool:
         """Whether the server must see every upload (memory O(cohort * weights)) instead of a running sum."""
-        return self.weighting.compare is not None or self.members or self.noise in BY_MEMBERS
+        seen = self.members or self.server_targets is not None or self.noise in BY_MEMBERS
+        return self.weighting.compare is not None or seen
 
 
 class FederationState(NamedTuple):
@@ -116,7 +121,7 @@ class Outcome(NamedTuple):
 def static_rules(model: Model) -> dict[str, Rule]:
     """Rules of the parts that are not trained: float buffers are averaged by size, counters take the largest."""
     table = {"buffers": RULES["fedavg"], "counters": largest}
-    return {part: table[part] for part in STATIC if part in model.layouts}
+    return {part: table[part.rpartition(".")[2]] for part in model.static}
 
 
 def begin(program: Program) -> FederationState:
@@ -145,9 +150,14 @@ def cohort_of(
     number: int, *, clients: int, cohort: int, seed: int, dropout: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Who takes part in a round, and who was asked but dropped out; known before the round is reached."""
-    chosen = torch.randperm(clients, generator=generator(seed, number, "cohort"))[:cohort]
+    chosen = drawn(number, clients=clients, seed=seed)[:cohort]
     gone = torch.rand(cohort, generator=generator(seed, number, "dropout")) < dropout
     return tuple(sorted(chosen[~gone].tolist())), tuple(sorted(chosen[gone].tolist()))
+
+
+def drawn(number: int, *, clients: int, seed: int) -> Tensor:
+    """All clients in the order in which a round calls them."""
+    return torch.randperm(clients, generator=generator(seed, number, "cohort"))
 
 
 def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | None = None) -> tuple[Terms, Tensor]:
@@ -159,7 +169,7 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
         weight = program.weighting.weigh(upload.parts[program.main], info.broadcast[program.main], info.n)
     size = info.n.double()
     terms = {
-        part: rule.encode(upload.parts[part], size if part in STATIC else weight, reference[part])
+        part: rule.encode(upload.parts[part], size if is_static(part) else weight, reference[part])
         for part, rule in program.rules.items()
     }
     checked = [terms[part][key] for part in terms for key in terms[part]]
@@ -218,7 +228,7 @@ def close_round(
     if program.server_optimiser is not None:
         pooled[program.main], optimiser = _server_step(program, state, pooled[program.main])
     if program.members or program.noise in BY_MEMBERS:
-        pooled |= gathered(program, outcome.uploads)
+        pooled |= gathered(program, pooled, outcome.uploads)
     return FederationState(state.round + 1, pooled, optimiser), report
 
 
@@ -232,8 +242,15 @@ def _weigh_uploads(program: Program, order: Order, uploads: Sequence[Contributio
     return add_terms(program, made)
 
 
-def gathered(program: Program, uploads: Sequence[Contribution]) -> Parts:
-    """The cohort's uploads as one ensemble for each part, under names of their own."""
+def gathered(program: Program, pooled: Parts, uploads: Sequence[Contribution]) -> Parts:
+    """The cohort's uploads as one ensemble for each part, under names of their own.
+
+    Normals with a covariance become one, about the pooled mean, with the mean of their covariances by size.
+    """
+    if isinstance(uploads[0].parts[program.main], LowRank):
+        sizes = torch.stack([u.n for u in uploads]).double()
+        low = [q for u in uploads if isinstance(q := u.parts[program.main], LowRank)]
+        return {MEMBERS + program.main: mean_covariance(pooled[program.main].mean, low, sizes)}
     return {
         MEMBERS + part: Draws(torch.stack([u.parts[part].mean for u in uploads]), program.initial[part].layout)
         for part in program.rules
@@ -287,6 +304,6 @@ def check_rules(program: Program) -> None:
     """Refuse rules that can't take what the clients upload, before any training."""
     for part, rule in program.rules.items():
         q = program.initial[part]
-        if part not in STATIC and not isinstance(q, rule.takes):
+        if not is_static(part) and not isinstance(q, rule.takes):
             fitting = [name for name, r in RULES.items() if isinstance(q, r.takes)]
             raise InputError(f"this rule can't pool a {type(q).__name__}: use one of {', '.join(fitting)}")

@@ -17,6 +17,7 @@ from fedbayes.posterior import Parts
 from fedbayes.predict import Predictive, predictive
 from fedbayes.refined import Refinement, refined_program
 from fedbayes.scores import SUMS
+from fedbayes.scores.additive import Sums
 from fedbayes.task import Task, with_program
 
 Models = list[tuple[int, Parts]]  # pairs of client and parts
@@ -42,6 +43,8 @@ def personal_models(federations: Sequence[Federation], clients: Sequence[int]) -
     Costs a round for each cohort, memory O(cohort * weights). What clients keep is not changed.
     """
     lead = federations[0].task
+    if lead.elsewhere is not None:
+        raise InputError("personal models of a run on Flower stay with the clients; `personal_every` has them scored")
     with quick_cpu(), tensor_cores(lead.precision):
         federations = [gather(f) for f in federations]
         for start in range(0, len(clients), lead.cohort):
@@ -72,9 +75,12 @@ def gather(federation: Federation) -> Federation:
     return federation._replace(gathered=pooled)
 
 
-def personal_predictions(federations: Sequence[Federation]) -> Iterator[tuple[int, int, Tensor, Predictive]]:
+def personal_predictions(
+    federations: Sequence[Federation], clients: Sequence[int] | None = None
+) -> Iterator[tuple[int, int, Tensor, Predictive]]:
     """Federation, client, its test rows, and what its personal model says of them; for each that has such rows."""
-    asked = [k for k in range(len(federations[0].task.clients)) if len(federations[0].task.clients.test_rows(k))]
+    there = federations[0].task.clients
+    asked = [k for k in (range(len(there)) if clients is None else clients) if len(there.test_rows(k))]
     for cohort in personal_models(federations, asked):
         for m, models in enumerate(cohort):
             for k, parts in models:
@@ -95,22 +101,38 @@ def predicted(task: Task, parts: Parts, rows: Tensor) -> Predictive:
     )
 
 
+def personal_sums(
+    federations: Sequence[Federation], clients: Sequence[int] | None = None
+) -> Iterator[tuple[int, int, Sums]]:
+    """Federation, client, and the sums behind its personal model's scores; made where the client's own state is."""
+    elsewhere = federations[0].task.elsewhere
+    if elsewhere is not None:
+        yield from ((0, k, sums) for k, sums in elsewhere(federations[0]))
+        return
+    for m, k, rows, p in personal_predictions(federations, clients):
+        task = federations[m].task
+        yield m, k, sums_of(task, p, task.clients.data.test_y[rows])
+
+
+def sums_of(task: Task, p: Predictive, y: Tensor) -> Sums:
+    """The sums behind the scores of a prediction, its targets as the data hold them."""
+    y = in_units(task, y.to(task.device))
+    made = SUMS[p.kind][0]
+    return made(p.mean, p.total, y) if p.kind == "real" else made(p.probs, y)
+
+
 def personal_scores(federations: Sequence[Federation]) -> list[dict[str, float]]:
     """Scores of all personal models on their clients' test rows: decoded from the sums over clients.
 
     `clients_NAME` is the mean over clients of their own score, for those scores that are means over rows;
     `clients` is how many were scored.
     """
-    sums: list[dict[str, Tensor] | None] = [None] * len(federations)
+    sums: list[Sums | None] = [None] * len(federations)
     each: list[list[dict[str, float]]] = [[] for _ in federations]
-    for m, _, rows, p in personal_predictions(federations):
-        task = federations[m].task
-        sums_of, scores_of = SUMS[p.kind]
-        y = in_units(task, task.clients.data.test_y[rows].to(task.device))
-        own = sums_of(p.mean, p.total, y) if p.kind == "real" else sums_of(p.probs, y)
+    for m, _, own in personal_sums(federations):
         before = sums[m]
         sums[m] = own if before is None else {name: before[name] + own[name] for name in own}
-        each[m].append(scores_of(own))
+        each[m].append(SUMS[federations[m].task.program.model.likelihood.kind][1](own))
     return [_decoded(f.task, total, clients) for f, total, clients in zip(federations, sums, each)]
 
 

@@ -20,6 +20,7 @@ from fedbayes.files import write_atomically
 from fedbayes.flow import FLOWS, Flowed
 from fedbayes.grafted import Grafted
 from fedbayes.layout import Layout
+from fedbayes.lowrank import LowRank
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -154,12 +155,13 @@ class Draws:
         return {n: Draws(t) for n, t in _layout(self).split(self.values).items()}
 
 
-Posterior = Point | Gaussian | Draws | FullGaussian | Flowed | Grafted
+Posterior = Point | Gaussian | Draws | LowRank | FullGaussian | Flowed | Grafted
 Parts = dict[str, Posterior]  # what is broadcast, uploaded or kept: named parts, each with its own layout
 KINDS: dict[str, type[Any]] = {
     "point": Point,
     "gaussian": Gaussian,
     "draws": Draws,
+    "lowrank": LowRank,
     "full": FullGaussian,
     "flowed": Flowed,
     "grafted": Grafted,

@@ -13,7 +13,7 @@ from torch.func import vmap
 from fedbayes.group import Group, group_of
 from fedbayes.model import Model, Weights
 from fedbayes.noise import Tape, address, generator
-from fedbayes.posterior import Draws, Grafted, Point, Posterior
+from fedbayes.posterior import Draws, Grafted, LowRank, Point, Posterior
 
 
 class Predictive(NamedTuple):
@@ -80,9 +80,9 @@ def _noise(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dic
     draws, made = _count(parts, draws), {}
     for name, q in parts.items():
         if not isinstance(q, Point | Draws):
-            mean = q.mean
-            normals = _normals if draws * mean.shape[-1] <= KEPT else _normals.__wrapped__
-            made[name] = normals(draws, mean.shape[-1], mean.device, (*place, name))
+            size = q.normals if isinstance(q, LowRank) else q.mean.shape[-1]
+            normals = _normals if draws * size <= KEPT else _normals.__wrapped__
+            made[name] = normals(draws, size, q.mean.device, (*place, name))
     return made
 
 
@@ -131,8 +131,9 @@ def predictive(
     """
     if closed:
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
-    if all(isinstance(q, Point) for q in parts.values()) and not dropout:
+    if all(isinstance(parts[p], Point) for p in model.layouts) and not dropout:
         draws = 1
+    many = batch or _rows_at_once(model, parts, x, draws if dropout else 0)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # For what can't be taken over, such as alpha dropout.
         torch.manual_seed(address(seed, "predict", "torch"))
@@ -142,7 +143,6 @@ def predictive(
 
         def summarise(own: Own) -> Summaries:
             drawn, pieces = _drawn(own, draws, noise), []
-            many = batch or _rows_at_once(model, drawn, x, dropout)
             for start in range(0, max(len(x), 1), many):
                 rows, place = x[start : start + many], (seed, "predict", start)
                 means, variances = each_draw(
@@ -224,10 +224,11 @@ def each_draw(
             yield from [None] * count
             return
         random = torch.Generator(x.device).manual_seed(address(*place))
-        used = _dropout_normals(model, drawn, x)
+        used = _dropout_normals(model, {part: v[0] for part, v in drawn.items()}, x)
         yield from (torch.randn(used, generator=random, device=x.device) for _ in range(count))
 
-    if count > 1 and not (x.device.type == "cpu" and model.convolves):
+    # Stacked convolutions are slower than one after another where each has many rows.
+    if count > 1 and not model.convolves:
         noise = torch.stack(list(noises())) if dropout else None  # type: ignore[arg-type]
         try:
             return vmap(one, in_dims=(0, None if noise is None else 0), randomness="different")(drawn, noise)
@@ -249,21 +250,22 @@ def classifier_of(model: Model, parts: Mapping[str, Posterior], x: Tensor) -> Gr
     return group if group.linear else None
 
 
-def _dropout_normals(model: Model, drawn: dict[str, Tensor], x: Tensor) -> int:
+def _dropout_normals(model: Model, vectors: Mapping[str, Tensor], x: Tensor) -> int:
     """How many normals the dropout of one forward pass reads, by a dry run."""
     tape = Tape()
-    model.output(model.weights({part: v[0] for part, v in drawn.items()}), x, tape)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model.output(model.weights(vectors), x, tape)
     return tape.used
 
 
 MOST_NORMALS = {"cpu": 2**25, "cuda": 2**30}  # of dropout in memory at once
 
 
-def _rows_at_once(model: Model, drawn: dict[str, Tensor], x: Tensor, dropout: bool) -> int:
-    """Rows of a batch whose activations, under all draws, and whose dropout noise fit in memory."""
-    most = 1024 if x.device.type == "cpu" or model.convolves else 16384
-    if not dropout or not len(x):
+def _rows_at_once(model: Model, parts: Mapping[str, Posterior], x: Tensor, masks: int) -> int:
+    """Rows of a batch whose activations fit in memory, and the noise of so many dropout masks."""
+    most = 1024 if x.device.type == "cpu" else 4096 if model.convolves else 16384
+    if not masks or not len(x):
         return most
-    count = 1 if x.device.type == "cpu" and model.convolves else next(iter(drawn.values())).shape[0]
-    each = max(1, count * _dropout_normals(model, drawn, x[:1]))
-    return max(1, min(most, MOST_NORMALS.get(x.device.type, 2**25) // each))
+    each = _dropout_normals(model, {part: parts[part].mean for part in model.layouts}, x[:1])
+    together = each * (1 if model.convolves else masks)
+    return max(1, min(most, MOST_NORMALS.get(x.device.type, 2**25) // max(1, together)))

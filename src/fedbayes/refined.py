@@ -48,8 +48,8 @@ class Refinement:
     flow_batch: int = 128
     flow_draws: int = 4
     flow_lr: float = 1e-3
-    swag_epochs: int = 5
-    swag_lr: float = 0.01
+    walk_epochs: int = 5
+    walk_lr: float = 0.01
 
     def check(self) -> None:
         """Refuse options that make no sense, each by name."""
@@ -78,7 +78,7 @@ def refined(base: Method, **options: Any) -> Method:
     points whose classifier is shared, clients' posteriors are pooled by moment matching (eq. 15): `laplace` = "end",
     when personal models are made, or "every" round. `after` "trained": the client first trains once more.
     `flow_*`: length of the chain, passes, rows and draws in a step, and Adam's learning rate. `posterior` "swag":
-    the pooled posteriors are moments of `swag_epochs` more passes of the classifier at `swag_lr`.
+    the pooled posteriors are moments of `walk_epochs` more passes of the classifier at `walk_lr`.
     """
     asked = Refinement(**{**options, "classifier": tuple(options.get("classifier", (HEAD,)))})
     asked.check()
@@ -112,7 +112,7 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
     inner = tuned if asked.after == "trained" else received
     sent = program.initial[group.part]
     shared = sent.layout is not None and set(group.layout.names) <= set(sent.layout.names)
-    scalars = {"flow_lr": asked.flow_lr, "prior_precision": asked.prior_precision, "swag_lr": asked.swag_lr}
+    scalars = {"flow_lr": asked.flow_lr, "prior_precision": asked.prior_precision, "walk_lr": asked.walk_lr}
     options = program.options
     program = program._replace(
         personal=refine(
@@ -135,7 +135,7 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
 
 def _swag(group: Group, tuned: Client, asked: Refinement, y: Tensor, most: int) -> Callable[[Client], Client]:
     return lambda client: with_swag(
-        client, tuned.finish, group, target=y[:1], rows=most, epochs=asked.swag_epochs, batch=asked.flow_batch
+        client, tuned.finish, group, target=y[:1], rows=most, epochs=asked.walk_epochs, batch=asked.flow_batch
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -33,6 +33,7 @@ from fedbayes.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
 from fedbayes.noise import address
 from fedbayes.personal import personal_of
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
+from fedbayes.serving import server_engine
 
 # Scores by which early stopping judges, and their direction.
 MONITORS = {"nll": 1, "accuracy": -1}
@@ -83,6 +84,8 @@ class Task:
     target_accuracy: float | None = None  # stop when the accuracy on the test set is as high
     monitor: str = "nll"  # the validation score by which the best round is chosen
     before: Before | None = None
+    elsewhere: Callable[[Any], Iterator[tuple[int, Any]]] | None = None  # has personal models scored on other machines
+    server: Any = None  # the engine that distils at the server
 
     def begin(self) -> Progress:
         """The progress before the first round, after the server's pre-training where there is one."""
@@ -130,7 +133,7 @@ def prepare(
     target_loss: float | None = None,
     target_accuracy: float | None = None,
     monitor: str = "nll",
-    server_data: Tensor | None = None,
+    server_data: Any = None,
     init: Mapping[str, Posterior] | None = None,
 ) -> Task:
     """Check everything that can be checked before the first round, and bind the method to the network and the data."""
@@ -162,6 +165,8 @@ def prepare(
         None if scale is None else (scale.mean, scale.std),
         precision == "bf16",
         _augmentation(augment, data),
+        seed,
+        rounds,
         data.y[:1].to(where),
         int(clients.sizes.max()),
     )
@@ -170,7 +175,7 @@ def prepare(
     if init is not None:
         program = program._replace(initial=_initial(program, init, where))
     store = Store(*_on_device(data, where), clients.train_rows)
-    if program.server_client is not None:
+    if program.server_client is not None and program.server_targets is None:
         server_data = clients.server if server_data is None else server_data
         if not len(server_data):
             raise InputError("server_data: this method trains at the server and needs rows there; there are none")
@@ -206,6 +211,7 @@ def prepare(
         target_loss=target_loss,
         target_accuracy=target_accuracy,
         monitor=monitor,
+        server=None if program.server_targets is None else server_engine(program, made, clients, server_data, seed),
     )
     return with_program(task, program)
 

@@ -25,10 +25,12 @@ from fedbayes.federation import (
     predicting,
 )
 from fedbayes.observation import with_noise as observed
-from fedbayes.personalised import Federation, in_units, personal_models, personal_scores, refined_task
+from fedbayes.personalised import Federation, personal_models, personal_scores, refined_task, sums_of
 from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.predict import Predictive, directly, predictive
 from fedbayes.scores import SUMS
+from fedbayes.scores.additive import Sums
+from fedbayes.serving import at_server
 from fedbayes.task import MONITORS, Best, Progress, Task, prepare
 
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
@@ -109,7 +111,9 @@ def close(
 ) -> tuple[Progress, dict[str, Any]]:
     """Close a round: aggregate, train at the server where the method does, evaluate when due."""
     state, report = close_round(task.program, progress.state, order, outcome)
-    if task.program.server_client is not None:
+    if task.server is not None:
+        state = at_server(task.program, task.server, state, order.options, outcome)
+    elif task.program.server_client is not None:
         upload = task.engine.server(task.program.server_client, state, order.options)
         state = state._replace(broadcast={**state.broadcast, **upload.parts})
     due = _due(task, state.round, task.evaluate_every)
@@ -229,10 +233,12 @@ def evaluate(task: Task, parts: Parts, *, draws: int | None = None) -> dict[str,
 
 
 def _scores(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> dict[str, float]:
-    p = predict_with(task, predicting(task.program, parts), x, draws=draws, which=which)
-    sums_of, scores_of = SUMS[p.kind]
-    y = in_units(task, y.to(task.device))
-    return scores_of(sums_of(p.mean, p.total, y) if p.kind == "real" else sums_of(p.probs, y))
+    return SUMS[task.program.model.likelihood.kind][1](score_sums(task, parts, x, y, which, draws))
+
+
+def score_sums(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> Sums:
+    """The sums behind a posterior's scores on rows; those of several clients add up to the federation's."""
+    return sums_of(task, predict_with(task, predicting(task.program, parts), x, draws=draws, which=which), y)
 
 
 def predict_with(

@@ -47,8 +47,8 @@ KINDS = {
     "fedavg, laplace": {"refine": "laplace"},
     "fedavg, laplace, diagonal": {"refine": "laplace", "hessian": "diag"},
     "fedavg, flow": FLOW,
-    "fedavg, swag": {"refine": "laplace", "posterior": "swag", "swag_epochs": 2},
-    "lg_fedavg, flow over swag, every round": {**FLOW, "posterior": "swag", "laplace": "every", "swag_epochs": 2},
+    "fedavg, swag": {"refine": "laplace", "posterior": "swag", "walk_epochs": 2},
+    "lg_fedavg, flow over swag, every round": {**FLOW, "posterior": "swag", "laplace": "every", "walk_epochs": 2},
     "fedavg, flow, every round": {**FLOW, "laplace": "every", "hessian": "full"},
     "fedavg, flow over what is trained": {**FLOW, "after": "trained"},
     "fedavg, flow over a hidden layer": {**FLOW, "classifier": ("0.*",), "hessian": "full"},
@@ -206,7 +206,7 @@ def test_swag_has_the_moments_of_a_plain_walk_of_the_classifier():
     g = torch.Generator().manual_seed(0)
     pairs = [(torch.randn(1, 5, generator=g), torch.tensor([2])) for _ in range(2)]
     clients = from_clients(pairs, pairs[1], kind="classes", classes=3)
-    options = {"refine": "laplace", "posterior": "swag", "swag_epochs": 7, "swag_lr": 0.3}
+    options = {"refine": "laplace", "posterior": "swag", "walk_epochs": 7, "walk_lr": 0.3}
     run = trained("fedavg", clients=clients, **options)
     own = network()
     layout = run.task.program.model.layouts["model"]

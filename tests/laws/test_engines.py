@@ -73,13 +73,34 @@ METHODS = {
     "fedvi, flipout, adam": {"estimator": "flipout", "optimiser": "adam", "lr": 0.01, "kl": "1/n"},
     "fedvi, wc, distance": {"rule": "wc", "weighting": "distance", "prior": "fixed", "kl": "1/B"},
     "fedvi, dwc": {"rule": "dwc", "lr_decay": 0.5},
+    "fedavg, steps": {"lr_within": "steps", "lr_drop": 0.5},
+    "fedppd": {},
+    "fedswag": {"test_draws": 2},
+    "fedswag, low rank": {"covariance": "low_rank", "rank": 3, "swag_every": 2, "swag_start": 0.0, "test_draws": 2},
+    "fedbe": {"server_batch": 5, "server_epochs": 3, "swa_start": 3, "swa_every": 2},
+    "fedbe, dirichlet": {"server_batch": 5, "server_epochs": 1, "fit": "dirichlet", "spread": 0.5},
+    "fedppd_distill": {"server_batch": 5, "server_epochs": 2, "swa_start": 2, "swa_every": 1},
+    "fedpa": {"samples": 3, "shrinkage": 0.5},
+    "fedppd, as published": {
+        "temperature": 4.0,
+        "cooling": "1/n",
+        "schedule": "epochs",
+        "upload": "last",
+        "teacher_dropout": True,
+    },
+    "fedppd, sghmc": {"sampler": "sghmc", "burn_in": 1, "lr_within": "steps"},
+    "fedppd, psgld": {"sampler": "psgld", "thin": 2, "lr": 0.001, "lr_within": "polynomial", "momentum": 0.5},
 }
 
 
 def one_round(network: str, method: str, engine: str, sizes: list[int], **options: object) -> fb.Run:
     torch.manual_seed(3)
     made = fb.methods.method_named(method.split(",")[0], {"batch": 5, "epochs": 2, **METHODS[method]})
-    run = fit(NETWORKS[network]().double(), sites(sizes), method=made, rounds=1, seed=4, engine=engine, **options)
+    server = torch.linspace(-2, 2, 13 * 6, dtype=torch.float64).sin().reshape(13, 6)
+    run = fit(
+        NETWORKS[network]().double(), sites(sizes), method=made, rounds=1, seed=4, engine=engine, server_data=server,
+        **options,
+    )  # fmt: skip
     return run
 
 

@@ -14,11 +14,11 @@ from typing import Annotated
 import typer
 
 import fedbayes
-from fedbayes.cli import train, use, published, lists
+from fedbayes.cli import train, use, published, lists, federate
 from fedbayes.cli.shared import app
 from fedbayes.errors import InputError
 
-__all__ = ["app", "lists", "main", "published", "train", "use"]
+__all__ = ["app", "federate", "lists", "main", "published", "train", "use"]
 
 
 def main() -> None:

@@ -17,10 +17,15 @@ def run(
     output: Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME by default.")] = None,
     settings: Settings = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, loop or stacked.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, loop, stacked or flower (needs fedbayes[flower]).")] = None,
     compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
     central: Annotated[bool, typer.Option("--central", help="Pool all rows in one client: no federation.")] = False,
     tensorboard: Events = False,
+    active: Annotated[
+        str | None, typer.Option(help="Active learning by entropy, mutual_information or random: labels are asked for.")
+    ] = None,
+    labelled: Annotated[int, typer.Option(help="Rows that a client has labels of at first, with --active.")] = 20,
+    budget: Annotated[int, typer.Option(help="Labels that a client asks for after each stage, with --active.")] = 20,
 ) -> None:
     """Train an experiment into a folder, and write its report."""
     from fedbayes.study.experiment import with_settings
@@ -35,14 +40,18 @@ def run(
         from fedbayes.study.build import options_of_method
 
         experiment = with_settings(experiment, given, options_of_method)
-    folder = output or Path("runs") / f"{Path(name).stem}{'-central' if central else ''}"
     if central:
         from fedbayes.study.build import without_federation
 
         experiment = without_federation(experiment)
-    from fedbayes.study.run import run as train
+    if active is not None:
+        from fedbayes.study.active import Active, run_active
 
-    _train(lambda watch: train(experiment, folder, watch), folder, tensorboard)
+        home = output or Path("runs") / f"{Path(name).stem}-{active}"
+        _train(lambda watch: run_active(experiment, Active(active, labelled, budget), home, watch), home, tensorboard)
+        return
+    folder = output or Path("runs") / f"{Path(name).stem}{'-central' if central else ''}"
+    _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
 
 
 @app.command()
@@ -68,9 +77,27 @@ def sweep(
 @app.command()
 def resume(folder: Folder, tensorboard: Events = False) -> None:
     """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
-    from fedbayes.study.run import resume as go_on
+    if (folder / "active.toml").is_file():
+        from fedbayes.study.active import resume_active
 
-    _train(lambda watch: go_on(folder, watch), folder, tensorboard)
+        _train(lambda watch: resume_active(folder, watch), folder, tensorboard)
+        return
+    from fedbayes.study.run import experiment_in
+
+    experiment = experiment_in(folder)
+    _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
+
+
+def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
+    """Train here, or on Flower's local simulation."""
+    from fedbayes.study.build import FLOWER
+    from fedbayes.study.run import run as train
+
+    if experiment.engine != FLOWER:
+        return train(experiment, folder, watch)
+    from fedbayes.flower.simulation import simulate
+
+    return simulate(experiment, folder, watch)
 
 
 def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:

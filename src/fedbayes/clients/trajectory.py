@@ -41,7 +41,7 @@ def with_swag(
 ) -> Client:
     """`inner`, then gradient descent of the classifier alone, whose iterates have the uploaded mean and variance.
 
-    Maddox et al. (2019), diagonal: each step of size `swag_lr` on a batch's mean NLL counts. The features are those of
+    Maddox et al. (2019), diagonal: each step of size `walk_lr` on a batch's mean NLL counts. The features are those of
     the network that the inner client found. `target` [1, ...] is shaped as a target, `rows` the most of a client.
     """
 
@@ -64,7 +64,7 @@ def with_swag(
         seen, y = state.cache.draw(batch, tape, info)
         others = means(group, whole(state.inner, info).parts)
         slopes, _ = gradients(loss, {"own": state.vector}, seen, y, others)
-        vector = state.vector - info.options["swag_lr"] * slopes["own"]
+        vector = state.vector - info.options["walk_lr"] * slopes["own"]
         # Welford's recursion: a difference of sums would lose small variances.
         number, away = state.number + 1, vector - state.mean
         mean = state.mean + away / number

@@ -104,15 +104,15 @@ class Stacked:
         notes, self.notes, self.steps.notes = self.notes + self.steps.notes, [], []
         return notes
 
-    def beside(self, program: Program, seed: int) -> Stacked:
-        """An engine for another program on the same data, with noise of its own.
+    def beside(self, program: Program, seed: int, store: Store | None = None) -> Stacked:
+        """An engine for another program on this or other data, with noise of its own.
 
         What is compiled is shared where the steps are the same; others run eagerly, for they are few.
         """
         known = {id(phase.step) for phase in self.program.client.phases}
         same = all(id(phase.step) in known for phase in program.client.phases)
-        steps = self.steps if same else Steps()
-        return Stacked(program, self.store, seed=seed, chunk=self.chunk, steps=steps, workers=self.workers)
+        steps, there = self.steps if same else Steps(), store or self.store
+        return Stacked(program, there, seed=seed, chunk=self.chunk, steps=steps, workers=self.workers)
 
     def server(self, *args: Any) -> Upload:
         """The server's own training: a cohort of one."""

@@ -23,9 +23,13 @@ from fedbayes.model import LIKELIHOODS, Likelihood
 from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import address
+from fedbayes.personalised import Federation
 from fedbayes.study.central import at_server, centralised
 from fedbayes.study.experiment import Experiment
+from fedbayes.study.sites import alone, asks_for_client, everybody
 from fedbayes.training import Task, prepare, pretrained
+
+FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
 
 
 def build(experiment: Experiment, *, network: nn.Module | None = None, clients: Clients | None = None) -> Task:
@@ -47,7 +51,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             cohort=x.cohort,
             seed=x.seed,
             device=x.device,
-            engine=x.engine,
+            engine="loop" if x.engine == FLOWER else x.engine,  # what stands on each machine
             compile=x.compile,
             precision=x.precision,
             likelihood=likelihood,
@@ -62,11 +66,17 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             target_accuracy=x.target_accuracy,
             monitor=x.monitor,
         )
+    if x.engine == FLOWER:
+        task = replace(task, elsewhere=_with_the_clients)
     if not x.pretrain:
         return task
     with naming("pretrain"):
         first = build(at_server(x, method), network=network, clients=clients.at_server())
     return replace(task, before=lambda: pretrained(first))
+
+
+def _with_the_clients(federation: Federation) -> Iterator[tuple[int, Any]]:
+    raise InputError("personal models of a run on Flower stay with the clients, who score them while it trains")
 
 
 def without_federation(x: Experiment) -> Experiment:
@@ -109,8 +119,23 @@ def options_of_method(method: str) -> list[str]:
 def data_of(x: Experiment) -> Any:
     """The experiment's data as its loader gives it: a Dataset, Clients, or a list of clients."""
     with naming("data"):
-        data = imported(x.data, "data") if ":" in x.data else load_data(x.data, **x.data_options)
+        data: Any = imported(x.data, "data") if ":" in x.data else load_data(x.data, **x.data_options)
+        if asks_for_client(data):
+            return (alone if x.engine == FLOWER else everybody)(data, x.data_options, x.clients)
         return data(**x.data_options) if callable(data) else data
+
+
+def keeps_apart(x: Experiment) -> bool:
+    """Whether each machine has its own rows alone: so with a data function that is asked for one client at a time."""
+    return ":" in x.data and asks_for_client(imported(x.data, "data"))
+
+
+def side_of(x: Experiment, client: int) -> Clients:
+    """The clients as client k's machine knows them; where rows are not kept apart, all of them."""
+    if not keeps_apart(x):
+        return clients_of(x)
+    with naming("data"):
+        return alone(imported(x.data, "data"), x.data_options, x.clients, client)
 
 
 def clients_of(x: Experiment, data: Any = None) -> Clients:

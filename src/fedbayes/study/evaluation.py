@@ -50,7 +50,8 @@ def predictions(run: Run) -> tuple[Any, Tensor, list[Tensor]]:
         at = torch.arange(len(clients.data.test_x))
         p = predict_with(run.task, run.parts, clients.data.test_x) if len(at) else None
         return p, at, [clients.test_rows(k) for k in range(len(clients))]
-    found = {k: (rows, p) for _, k, rows, p in personal_predictions([run.home])}
+    here = run.task.elsewhere is None  # else personal models stay with the clients
+    found = {k: (rows, p) for _, k, rows, p in personal_predictions([run.home])} if here else {}
     if not found:
         return None, torch.zeros(0, dtype=torch.int64), []
     pieces = [p for _, p in found.values()]

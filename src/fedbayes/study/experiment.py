@@ -56,6 +56,7 @@ class Experiment:
     partition_options: Table = field(default_factory=dict)
     likelihood_options: Table = field(default_factory=dict)
     pretrain: Table = field(default_factory=dict)  # training at the server before the first round
+    flower: Table = field(default_factory=dict)  # how Flower carries it: min_clients, timeout, dtype, ...
     options: Table = field(default_factory=dict)
 
     @property
@@ -125,6 +126,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "partition_options": TABLE,
     "likelihood_options": TABLE,
     "pretrain": TABLE,
+    "flower": TABLE,
     "options": TABLE,
 }
 

@@ -12,7 +12,7 @@ from torch import nn
 from fedbayes.data import Clients
 from fedbayes.errors import InputError
 from fedbayes.study import checkpoint, evaluation, journal, samples
-from fedbayes.study.build import build, check_tables, clients_of
+from fedbayes.study.build import FLOWER, build, check_tables, clients_of
 from fedbayes.study.experiment import Experiment, folder_name, read, table_of, to_toml
 from fedbayes.study.own import OwnFiles
 from fedbayes.study.recording import CONFIG, Recording, write_once
@@ -31,6 +31,14 @@ class Watch:
     ended: Callable[[str, bool], None] = lambda method, was_finished: None
 
 
+@dataclass(frozen=True)
+class Carrier:
+    """Another way to the clients than an engine in this process: it binds a task to itself, and makes its rounds."""
+
+    bind: Callable[[Experiment, Task, Path], Task]
+    rounds: Callable[..., Iterator[Step]]
+
+
 def run(
     experiment: Experiment,
     folder: str | Path,
@@ -38,12 +46,15 @@ def run(
     *,
     network: nn.Module | None = None,
     clients: Clients | None = None,
+    carrier: Carrier | None = None,
 ) -> dict[str, Run]:
     """Train into a folder, one run a method; where the folder holds this experiment already, go on with it.
 
     `network` and `clients` stand in for what the experiment names, for code that can't be imported by name.
     """
     folder = Path(folder)
+    if experiment.engine == FLOWER and carrier is None:
+        raise InputError('engine = "flower" runs by `fedbayes run` or `flwr run`; in Python use fedbayes.flower')
     check_tables(experiment)
     refuse_another(experiment, folder)
     with _locked(folder):
@@ -58,7 +69,10 @@ def run(
         made = {}
         for method, task in tasks.items():
             where = folder / folder_name(method) if experiment.methods else folder
-            made[method] = train(experiment.only(method), task, where, watch or Watch())
+            x = experiment.only(method)
+            bound = task if carrier is None else carrier.bind(x, task, where)
+            steps = rounds if carrier is None else carrier.rounds
+            made[method] = train(x, bound, where, watch or Watch(), rounds=steps)
         _compare(folder, made, experiment.method)
     return made
 
@@ -107,7 +121,15 @@ def experiment_in(folder: str | Path) -> Experiment:
     return read(path)
 
 
-def train(experiment: Experiment, task: Task, folder: Path, watch: Watch, *, called: str | None = None) -> Run:
+def train(
+    experiment: Experiment,
+    task: Task,
+    folder: Path,
+    watch: Watch,
+    *,
+    called: str | None = None,
+    rounds: Callable[..., Iterator[Step]] = rounds,
+) -> Run:
     """Train one method into its folder, from the last checkpoint on."""
     name = called or experiment.method
     recording = Recording(experiment, task, folder, lambda method, *rest: watch.begun(name, *rest))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as unpack_safetensors
 from safetensors.torch import save as pack_safetensors
 from torch import Tensor
 
@@ -20,10 +21,16 @@ from fedbayes.posterior import KINDS
 
 VERSION = 1
 PLAIN = (bool, int, float, str, type(None))
+BROKEN = (SafetensorError, KeyError, TypeError, IndexError, json.JSONDecodeError, UnicodeDecodeError)
 
 
 def write(path: Path, rows: Mapping[str, Any]) -> None:
     """Write named rows, each a nesting of dicts, lists, tensors, posteriors and plain values, as one file or none."""
+    write_atomically(path, pack(rows))
+
+
+def pack(rows: Mapping[str, Any]) -> bytes:
+    """Named rows as the bytes of such a file."""
     tensors: dict[str, Tensor] = {}
     shapes: list[str] = []  # rows of one kind have one structure, which is held once
     index: dict[str, list[Any]] = {}
@@ -35,7 +42,7 @@ def write(path: Path, rows: Mapping[str, Any]) -> None:
         index[row] = [shapes.index(shape), _checksum(shape, own)]
         tensors |= {f"{row}/{name}": t for name, t in own.items()}
     header = json.dumps({"version": VERSION, "structures": shapes, "rows": index})
-    write_atomically(path, pack_safetensors(tensors, metadata={"fedbayes": header}))
+    return pack_safetensors(tensors, metadata={"fedbayes": header})
 
 
 def read(path: Path, row: str, device: torch.device | str = "cpu") -> Any:
@@ -43,21 +50,33 @@ def read(path: Path, row: str, device: torch.device | str = "cpu") -> Any:
     try:
         with safe_open(str(path), "pt") as file:
             header = json.loads((file.metadata() or {})["fedbayes"])
-            if header["version"] > VERSION:
-                raise InputError(
-                    f"{path} was written by a newer fedbayes (format {header['version']}); update fedbayes"
-                )
-            place, checksum = header["rows"][row]
-            shape = header["structures"][place]
-            start = f"{row}/"
-            names = [name for name in file.keys() if name.startswith(start)]  # noqa: SIM118  (not a mapping)
-            tensors = {name.removeprefix(start): file.get_tensor(name) for name in names}
-    except (SafetensorError, KeyError, TypeError, IndexError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            names = [name for name in file.keys() if name.startswith(f"{row}/")]  # noqa: SIM118  (not a mapping)
+            return _row(header, row, {name: file.get_tensor(name) for name in names}, device, str(path))
+    except BROKEN as error:
         raise ValueError(f"it is cut short or not a file of fedbayes ({type(error).__name__})") from error
-    if _checksum(shape, tensors) != checksum:
+
+
+def unpack(data: bytes, row: str, device: torch.device | str = "cpu") -> Any:
+    """One row of what `pack` gave; KeyError where it has no such row, ValueError where it is not whole."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedbayes"])
+        tensors = unpack_safetensors(data)
+    except BROKEN as error:
+        raise ValueError(f"it is cut short or not of fedbayes ({type(error).__name__})") from error
+    return _row(header, row, {name: t for name, t in tensors.items() if name.startswith(f"{row}/")}, device, "it")
+
+
+def _row(header: Any, row: str, tensors: Mapping[str, Tensor], device: torch.device | str, where: str) -> Any:
+    if header["version"] > VERSION:
+        raise InputError(f"{where} was written by a newer fedbayes (format {header['version']}); update fedbayes")
+    place, checksum = header["rows"][row]
+    shape = header["structures"][place]
+    own = {name.removeprefix(f"{row}/"): t for name, t in tensors.items()}
+    if _checksum(shape, own) != checksum:
         raise ValueError("its checksum does not match its content")
     # A copy: what safe_open gives is the file itself, mapped, and changes with it.
-    return _value(json.loads(shape), {name: t.to(device, copy=True) for name, t in tensors.items()})
+    return _value(json.loads(shape), {name: t.to(device, copy=True) for name, t in own.items()})
 
 
 def _structure(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -1,0 +1,28 @@
+"""Commands for federations on other machines: flower init."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbayes.cli.shared import app, out
+
+flower_app = typer.Typer(no_args_is_help=True, help="Train on other machines, by Flower.")
+app.add_typer(flower_app, name="flower")
+
+
+@flower_app.callback()
+def _flower() -> None:
+    """Train on other machines, by Flower."""
+
+
+@flower_app.command()
+def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name becomes the app's.")]) -> None:
+    """Write a small Flower app to edit: network, data, experiment, scripts for keys, server and nodes."""
+    from fedbayes.flower.start import init as write
+
+    for path in write(folder):
+        out.print(f"  {path}")
+    out.print(f"five commands in {folder / 'README.md'} take it from this machine to others")

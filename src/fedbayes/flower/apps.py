@@ -1,0 +1,113 @@
+"""The two apps of a federation, from an experiment's file: what `[tool.flwr.app.components]` names."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedbayes.errors import InputError
+from fedbayes.flower.federated import carried, run
+from fedbayes.flower.grid import GridPost, content_of, letter_of
+from fedbayes.flower.kept import Kept, in_file
+from fedbayes.flower.node import EVALUATE, QUERY, REFINE, TRAIN, Node
+from fedbayes.flower.wire import Letter
+from fedbayes.study.build import options_of_method
+from fedbayes.study.experiment import Experiment, read, with_settings
+from fedbayes.study.journal import Record
+from fedbayes.study.run import Watch
+
+OWN = "fedbayes.own"
+
+
+def server_app(experiment: str | Path) -> ServerApp:
+    """The server of an experiment. Run configuration: `output`, the run folder, and `set`, as of `fedbayes run`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        x = _configured(experiment, context)
+        folder = Path(str(context.run_config.get("output", f"runs/{Path(experiment).stem}")))
+        print(f"fedbayes: run folder {folder.resolve()}", flush=True)
+        try:
+            run(x, folder, GridPost(grid), Watch(round=_say))
+        except InputError as error:
+            print(f"error: {error}", flush=True)
+            raise
+        print(f"fedbayes: finished; the posterior is in {folder.resolve()}", flush=True)
+
+    return app
+
+
+def client_app(experiment: str | Path, *, state: str | Path | None = None) -> ClientApp:
+    """The clients of an experiment. Node configuration: `partition-id`, the client's number; `state`, a folder for
+    what it keeps, so that a node that starts again still has it; `device`."""
+    app = ClientApp()
+
+    def answering(kind: str) -> Any:
+        def answer(message: Message, context: Context) -> Message:
+            letter = letter_of(message.content)
+            folder = context.node_config.get("state", state)
+            reply = _answer(
+                _configured(experiment, context), kind, letter, context, None if folder is None else str(folder)
+            )
+            return Message(content_of(reply), reply_to=message)
+
+        return answer
+
+    app.query()(answering(QUERY))
+    app.train()(answering(TRAIN))
+    app.evaluate()(answering(EVALUATE))
+    app.evaluate("refine")(answering(REFINE))
+    return app
+
+
+def _configured(experiment: str | Path, context: Context) -> Experiment:
+    """The experiment of the file, with the run's settings laid over it."""
+    given = shlex.split(str(context.run_config.get("set", "")))
+    x = read(experiment)
+    return carried(with_settings(x, given, options_of_method) if given else x)
+
+
+def _answer(x: Experiment, kind: str, letter: Letter, context: Context, state: str | None) -> Letter:
+    client = context.node_config.get("partition-id")
+    if type(client) is not int:
+        raise InputError(f'this node does not know its client: start it with --node-config "partition-id=0" ({client})')
+    method = str(letter.head.get("method"))
+    if method not in x.all_methods:
+        return Letter({"refused": f"method is {method!r}, not one of {', '.join(x.all_methods)}"}, {})
+    device = str(context.node_config.get("device", x.device))
+    node = Node(replace(x.only(method), device=device), client)
+    return node.answer(kind, letter, _kept(context, state, f"{letter.head.get('run')}.{method}.{client}"))
+
+
+def _kept(context: Context, folder: str | Path | None, name: str) -> Kept:
+    """What a client keeps, in the folder where there is one, else in Flower's context, which ends with the run."""
+    if folder is not None:
+        plain = "".join(c if c.isalnum() else "-" for c in name)
+        return in_file(Path(folder) / f"{plain}.safetensors")
+    key = f"{OWN}.{name}"
+
+    def fetch() -> bytes | None:
+        record = context.state.config_records.get(key)
+        block: Any = None if record is None else record["block"]
+        return block
+
+    def store(block: bytes) -> None:
+        context.state[key] = ConfigRecord({"block": block})
+
+    return Kept(fetch, store)
+
+
+def _say(record: Record) -> None:
+    """One line a round: who answered, what it scored, who was left out."""
+    scores = {**record.get("test", {})}
+    shown = " ".join(f"{name} {scores[name]:.4f}" for name in ("accuracy", "rmse", "nll", "ece") if name in scores)
+    left = "".join(f"; client {k} left out: {why}" for k, why in record["left_out"].items())
+    notes = "".join(f"; {note}" for note in record.get("notes", []))
+    print(f"round {record['round']}: {record['seconds']:.1f} s {shown}{left}{notes}", flush=True)

@@ -1,0 +1,75 @@
+"""An experiment into a run folder, its rounds carried to clients behind a post."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from fedbayes.errors import InputError
+from fedbayes.federation import BY_MEMBERS
+from fedbayes.flower.post import Post
+from fedbayes.flower.remote import Remote
+from fedbayes.flower.roll import Roll
+from fedbayes.flower.settings import settings_of
+from fedbayes.flower.wire import head_of, layouts_of
+from fedbayes.study.build import FLOWER
+from fedbayes.study.experiment import Experiment
+from fedbayes.study.recording import write_once
+from fedbayes.study.run import Carrier, Run, Step, Watch
+from fedbayes.study.run import run as run_into
+from fedbayes.training import OwnStore, Progress, Task, rounds
+
+TOKEN = "federation"  # the file that names a run to its clients, so that they tell it from others
+
+
+def carried(experiment: Experiment) -> Experiment:
+    """The experiment as it is carried by Flower: a checkpoint after every round."""
+    return replace(experiment, engine=FLOWER, checkpoint_every=1)
+
+
+def run(experiment: Experiment, folder: str | Path, post: Post, watch: Watch | None = None) -> dict[str, Run]:
+    """Train into a folder on the clients behind a post; where the folder holds this experiment already, go on."""
+    return run_into(carried(experiment), folder, watch, carrier=federated(post))
+
+
+def federated(post: Post) -> Carrier:
+    """The way to clients behind a post, for `study.run`: rounds go there, and into a run folder as any others."""
+
+    rolls: list[Roll] = []
+
+    def bind(experiment: Experiment, task: Task, folder: Path) -> Task:
+        settings = settings_of(experiment.flower, task.cohort)
+        if task.program.noise in BY_MEMBERS and not int(task.clients.sizes.max()):
+            raise InputError('noise: the server has no rows to judge it by; set noise = "likelihood" or "none"')
+        write_once(folder / TOKEN, secrets.token_hex(8))
+        head = {
+            **head_of(experiment, layouts_of(task.program.initial)),
+            "run": (folder / TOKEN).read_text(encoding="utf-8"),
+        }
+        if not rolls:  # nodes are asked who they are once for all methods of a comparison
+            rolls.append(Roll(post, head, len(task.clients), settings.wait))
+        engine = Remote(task, rolls[0], settings, head)
+        return replace(task, engine=engine, choice="engine flower: clients elsewhere", elsewhere=engine.personal)
+
+    return Carrier(bind, _rounds)
+
+
+def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], None]) -> Iterator[Step]:
+    """Rounds whose records say what really moved, and how the posterior does on the clients' own test rows."""
+    engine: Remote = task.engine
+    asks = engine.settings.client_scores
+    if asks is None:
+        asks = not len(task.clients.data.test_x)
+    for made, record in rounds(task, progress, own, after):
+        if asks and task.program.whole and "test" in record:
+            started = time.perf_counter()
+            scores = engine.scores(made.state.broadcast, made.state.round)
+            record["test_clients" if record["test"] else "test"] = scores
+            record["seconds"] += time.perf_counter() - started
+        record |= engine.take_bytes()
+        if late := engine.take_notes():
+            record["notes"] = [*record.get("notes", []), *late]
+        yield made, record

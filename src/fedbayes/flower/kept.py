@@ -1,0 +1,54 @@
+"""What a node keeps of its client between rounds: own state that the server has counted, and the one not yet known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fedbayes.clients.client import Own
+from fedbayes.files import write_atomically
+from fedbayes.study import sealed
+
+
+class Lost(LookupError):
+    """The own state that the server counted last is not here."""
+
+
+class Kept:
+    """Own state by round, in one block of bytes that something else stores: a file, or Flower's context.
+
+    A client can't know whether its last upload was counted: it may have come late, or the server may have died before
+    its checkpoint. So the state after the round counted last stays until the server names a later one.
+    """
+
+    def __init__(self, fetch: Callable[[], bytes | None], store: Callable[[bytes], None]) -> None:
+        self.fetch = fetch
+        self.store = store
+
+    def after(self, number: int, device: torch.device) -> Own | None:
+        """Own state after a round; None before the first (-1). Lost where there is none of that round."""
+        if number < 0:
+            return None
+        block = self.fetch()
+        if block is None:
+            raise Lost
+        try:
+            own: Own = sealed.unpack(block, str(number), device)
+        except (KeyError, ValueError) as error:
+            raise Lost from error
+        return own
+
+    def put(self, number: int, own: Own, counted: int, before: Own | None) -> None:
+        """Keep the state after a round beside the one, `before`, after the round that was counted last."""
+        rows = {str(number): own}
+        if counted >= 0 and before is not None:
+            rows[str(counted)] = before
+        if own:
+            self.store(sealed.pack(rows))
+
+
+def in_file(path: Path) -> Kept:
+    """Own state in a file, which outlives the node and the run."""
+    return Kept(lambda: path.read_bytes() if path.is_file() else None, lambda block: write_atomically(path, block))

@@ -1,0 +1,193 @@
+"""The engine at the server: it carries an order to the clients' machines and brings the sum of their terms back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedbayes.clients.client import Client, Own, Upload
+from fedbayes.engine.loop import Loop, OwnState
+from fedbayes.errors import InputError
+from fedbayes.federation import (
+    MEMBERS,
+    FederationState,
+    Order,
+    Outcome,
+    broadcast_of,
+    drawn,
+)
+from fedbayes.flower.node import EVALUATE, REFINE, TRAIN
+from fedbayes.flower.post import Answer, exchange
+from fedbayes.flower.roll import Roll
+from fedbayes.flower.settings import Settings
+from fedbayes.flower.total import Reply, Total
+from fedbayes.flower.wire import Head, Letter, Refused, check_head, read, write
+from fedbayes.personalised import Federation
+from fedbayes.posterior import Draws, Parts
+from fedbayes.scores import SUMS
+from fedbayes.scores.additive import Sums
+from fedbayes.training import Task
+
+
+class Remote:
+    """An engine whose clients are elsewhere. It adds in the order of the clients, whenever their replies come."""
+
+    name = "flower"
+
+    def __init__(self, task: Task, roll: Roll, settings: Settings, head: Head) -> None:
+        self.task, self.roll, self.settings, self.head = task, roll, settings, head
+        self.program = task.program
+        self.local = Loop(task.program, task.engine.store, seed=task.seed)
+        self.bytes = {"bytes_down": 0, "bytes_up": 0}
+        self.notes: list[str] = []
+        self.begun = False
+
+    def train(self, order: Order, own: OwnState, after: Callable[[], None] = lambda: None) -> Outcome:
+        """Ask the cohort, refuse what can't be used, and close on the rest once enough have answered."""
+        least = min(self.settings.min_clients, len(order.cohort))  # of a cohort that was made to drop out, who is left
+        total = Total(self.program, order, self.settings.coding)
+        for attempt in range(self.settings.attempts if order.cohort else 0):
+            if attempt:
+                self.notes.append(f"{total.counted} of at least {least} clients answered; the others were asked again")
+            asked = self._choose(order, total)
+            waiting = set(asked)
+            for client, answer in self._ask(order, own, asked):
+                waiting.discard(client)
+                try:
+                    total.hold(client, self._read(client, answer, order, total.sent))
+                except Refused as why:
+                    total.left_out[client] = str(why)
+                    self.roll.forget(client)
+                total.add(before=min(waiting, default=None))
+                after()
+            if total.counted >= least:
+                break
+        self.notes += total.notes
+        if total.counted >= least:
+            return total.outcome()
+        reasons = "; ".join(f"client {k}: {text}" for k, text in total.left_out.items()) or "no node was online"
+        raise InputError(
+            f"round {order.round + 1}: {total.counted} clients answered, min_clients is {least} ({reasons}). "
+            "The rounds before it are kept: start the run again into the same folder when the nodes are back"
+        )
+
+    def server(self, client: Client, state: FederationState, options: Mapping[str, float]) -> Upload:
+        """The server's own training, on the server."""
+        return self.local.server(client, state, options)
+
+    def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
+        """f(inputs), on the server."""
+        return self.local.carry(key, f, inputs)
+
+    def take_notes(self) -> list[str]:
+        notes, self.notes = [*self.roll.take_notes(), *self.notes], []
+        return notes
+
+    def take_bytes(self) -> dict[str, int]:
+        """Bytes of arrays sent and received since it was last asked."""
+        moved, self.bytes = self.bytes, {"bytes_down": 0, "bytes_up": 0}
+        return moved
+
+    def scores(self, parts: Parts, number: int) -> dict[str, float]:
+        """Scores of a posterior on the test rows of all clients online: their sums are added, and decoded once."""
+        kept = [q for part, q in parts.items() if part.startswith(MEMBERS)]
+        members = len(kept[0].values) if kept and isinstance(kept[0], Draws) else 0
+        noise = parts["noise"].mean.numel() if "noise" in parts else 0
+        total: Sums | None = None
+        for _, sums in self._sums(EVALUATE, parts, lambda k: {"round": number, "members": members, "noise": noise}):
+            total = sums if total is None else {name: total[name] + t for name, t in sums.items()}
+        return {} if total is None else SUMS[self.program.model.likelihood.kind][1](total)
+
+    def personal(self, federation: Federation) -> Iterator[tuple[int, Sums]]:
+        """Sums of the personal models' scores, by client: each makes its own and tests it on its own rows."""
+        number, own = federation.state.round, federation.own
+        sent = broadcast_of(self.program, federation.state)
+        return self._sums(REFINE, sent, lambda k: {"round": number, "counted": _counted(own(k))})
+
+    def _sums(self, kind: str, parts: Parts, about: Callable[[int], Head]) -> Iterator[tuple[int, Sums]]:
+        """What clients with test rows answer, in the order of the clients; who can't be read is named in a note."""
+        there = self.roll.online()
+        cards = {card.client: card for card in self.roll.cards.values()}
+        asked = {node: client for client, node in there.items() if cards[client].test_rows}
+        arrays = write(parts, self.settings.coding)
+        letters = {n: Letter({**self._coded(), **about(k), "client": k}, arrays) for n, k in asked.items()}
+        made: dict[int, Sums] = {}
+        for node, answer in self._exchange(kind, letters):
+            try:
+                made[asked[node]] = self._read_sums(asked[node], answer, letters[node].head["round"])
+            except Refused as why:
+                self.notes.append(f"client {asked[node]} was left out of the scores: {why}")
+        yield from sorted(made.items())
+
+    def _choose(self, order: Order, total: Total) -> dict[int, int]:
+        """Whom to ask: the cohort, and for who is not online the next in the round's order; a node for each."""
+        missing = [k for k in order.cohort if k not in total.own]
+        # At first all are waited for; later only so many as a round can't do without.
+        there = self.roll.wait_for(self.settings.min_clients - total.counted if self.begun else len(missing))
+        self.begun = True
+        asked = {k: there[k] for k in missing if k in there}
+        called = {*order.cohort, *order.dropped, *total.own}
+        line = drawn(order.round, clients=len(self.task.clients), seed=self.task.seed).tolist()
+        spare = iter([k for k in line if k in there and k not in called])
+        for k in missing:
+            if k not in there:
+                other = next(spare, None)
+                total.left_out[k] = "no node was online" + ("" if other is None else f"; client {other} stood in")
+                asked |= {} if other is None else {other: there[other]}
+        return dict(sorted(asked.items()))
+
+    def _ask(self, order: Order, own: OwnState, asked: Mapping[int, int]) -> Iterator[tuple[int, Answer]]:
+        sent = write(order.broadcast, self.settings.coding)
+        head = {**self._coded(), "round": order.round}
+        letters = {node: Letter({**head, "client": k, "counted": _counted(own(k))}, sent) for k, node in asked.items()}
+        for node, answer in self._exchange(TRAIN, letters):
+            yield letters[node].head["client"], answer
+
+    def _exchange(self, kind: str, letters: Mapping[int, Letter]) -> Iterator[tuple[int, Answer]]:
+        self.bytes["bytes_down"] += sum(letter.size for letter in letters.values())
+        for node, answer in exchange(self.roll.post, kind, letters, self.settings.timeout):
+            if isinstance(answer, Letter):
+                self.bytes["bytes_up"] += answer.size
+            yield node, answer
+
+    def _coded(self) -> Head:
+        return {**self.head, "dtype": self.settings.dtype, "delta": self.settings.delta}
+
+    def _opened(self, client: int, answer: Answer, **expected: Any) -> Letter:
+        if isinstance(answer, str):
+            raise Refused(answer)
+        if "refused" in answer.head:
+            raise Refused(str(answer.head["refused"]))
+        check_head(answer.head, {**self.head, "client": client, **expected})
+        return answer
+
+    def _read(self, client: int, answer: Answer, order: Order, sent: Parts) -> Reply:
+        letter = self._opened(client, answer, round=order.round)
+        shared = {part: sent[part] for part in self.program.rules}
+        parts = read(letter.arrays, self.program.uploaded(shared), self.settings.coding, sent)
+        rows, own, lost = (letter.head.get(key) for key in ("rows", "own", "lost"))
+        if type(rows) is not int or rows < 1 or type(own) is not bool:
+            raise Refused(f"rows must be a whole number of at least 1 and own true or false, not {rows!r} and {own!r}")
+        metrics = {key[7:]: float(v) for key, v in letter.head.items() if key.startswith("metric.")}
+        return Reply(parts, rows, own, lost is True, metrics)
+
+    def _read_sums(self, client: int, answer: Answer, number: int) -> Sums:
+        letter = self._opened(client, answer, round=number)
+        for name, like in _sums_like(self.program.model.likelihood.kind).items():
+            a = letter.arrays.get(name)
+            if a is None or a.dtype != np.float64 or a.shape != tuple(like.shape) or not np.isfinite(a).all():
+                raise Refused(f"its sum {name!r} is missing, of another shape or not finite")
+        return {name: torch.from_numpy(a.copy()) for name, a in letter.arrays.items()}
+
+
+def _sums_like(kind: str) -> Sums:
+    """Sums of one row of one class, for their names and shapes."""
+    row = torch.ones(1, 1)
+    return SUMS[kind][0](row, *([row] if kind == "real" else []), row[:, 0] * 0 if kind == "classes" else row)
+
+
+def _counted(own: Own | None) -> int:
+    return -1 if own is None else int(own["counted"])

@@ -1,0 +1,78 @@
+"""A round's running sum at the server, over uploads that come in any order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from fedbayes.clients.client import Info, Own, Upload
+from fedbayes.engine.loop import LEFT_OUT
+from fedbayes.federation import Contribution, Order, Outcome, Program, Terms, add_terms, contribute
+from fedbayes.flower.wire import Coding, read, write
+from fedbayes.posterior import Parts
+
+
+class Reply(NamedTuple):
+    """A client's upload as it was read from its letter."""
+
+    parts: Parts
+    rows: int
+    own: bool
+    lost: bool
+    metrics: dict[str, float]
+
+
+class Total:
+    """A round's running sum. Terms are added in the order of the clients; an upload that comes early is held."""
+
+    def __init__(self, program: Program, order: Order, coding: Coding) -> None:
+        self.program, self.order = program, order
+        # What the clients received, after rounding: their uploads are relative to it, whatever the wire's type.
+        self.sent = read(write(order.broadcast, coding), program.initial, coding, what="broadcast")
+        self.held: dict[int, Reply] = {}
+        self.terms: Terms | None = None
+        self.uploads: list[Contribution] = []
+        self.own: dict[int, Own] = {}
+        self.left_out: dict[int, str] = {}
+        self.metrics: dict[str, float] = {}
+        self.notes: list[str] = []
+
+    @property
+    def counted(self) -> int:
+        return len(self.own)
+
+    def hold(self, client: int, reply: Reply) -> None:
+        self.held[client] = reply
+
+    def add(self, before: int | None) -> None:
+        """Add what is held of the clients before one that may still answer; of all where none may."""
+        for k in sorted(k for k in self.held if before is None or k < before):
+            self._add(k, self.held.pop(k))
+
+    def _add(self, k: int, reply: Reply) -> None:
+        program = self.program
+        weight = torch.ones((), dtype=torch.float64) if program.needs_uploads else None
+        terms, finite = contribute(program, Upload(reply.parts, {}, {}), self._info(reply), weight)
+        if not bool(finite):
+            self.left_out[k] = LEFT_OUT
+            return
+        if program.needs_uploads:
+            self.uploads.append(Contribution(k, reply.parts, torch.tensor(reply.rows)))
+        else:
+            self.terms = terms if self.terms is None else add_terms(program, [self.terms, terms])
+        # The state itself stays with the client; the server keeps after which round it was counted.
+        self.own[k] = {"counted": torch.tensor(self.order.round)} if reply.own else {}
+        self.left_out.pop(k, None)
+        if reply.lost:
+            self.notes.append(f"client {k} had lost its own state, and began anew")
+        for name, value in reply.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + value
+
+    def _info(self, reply: Reply) -> Info:
+        like = self.sent[self.program.main].mean
+        options = {name: torch.tensor(v, dtype=like.dtype) for name, v in self.order.options.items()}
+        return Info(self.sent, options, torch.tensor(self.order.round), torch.tensor(reply.rows), ())
+
+    def outcome(self) -> Outcome:
+        return Outcome(self.terms, self.uploads, self.own, self.left_out, self.metrics, self.counted)

@@ -1,0 +1,57 @@
+"""Code as a user would bring it to a federation: networks in float64, and sites that know their own rows alone."""
+
+from math import prod
+
+import torch
+from torch import nn
+
+from fedbayes.data import Dataset, from_arrays
+
+
+def net(shape, outputs, width=6):
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), width), nn.Tanh(), nn.Linear(width, outputs)).double()
+
+
+def norm_net(shape, outputs):
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(prod(shape), 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, outputs)
+    ).double()
+
+
+def plane(rows: int = 60, test: int = 24) -> Dataset:
+    """Three classes around three corners of a plane."""
+    random = torch.Generator().manual_seed(3)
+    y = torch.arange(rows + test) % 3
+    x = torch.eye(3)[y][:, :2] * 2 + 0.7 * torch.randn(rows + test, 2, generator=random)
+    return from_arrays(x[:rows], y[:rows], x[rows:], y[rows:], name="plane")
+
+
+def line(rows: int = 60, test: int = 24) -> Dataset:
+    """A noisy line."""
+    random = torch.Generator().manual_seed(3)
+    x = torch.randn(rows + test, 2, generator=random)
+    y = x[:, 0] - x[:, 1] + 0.3 * torch.randn(rows + test, generator=random)
+    return from_arrays(x[:rows], y[:rows], x[rows:], y[rows:], name="line", standardise=True)
+
+
+def site(client: int | None, *, public: bool = False) -> Dataset:
+    """Client k has every third row from k on; the server has one example, and test rows where `public`."""
+    data = plane()
+    if client is None:
+        tests = (data.test_x, data.test_y) if public else (None, None)
+        return from_arrays(data.x[:1], data.y[:1], *tests, classes=3, name="plane")
+    mine = slice(client, None, 3)
+    return from_arrays(data.x[mine], data.y[mine], data.test_x[mine], data.test_y[mine], classes=3, name="plane")
+
+
+def odd_site(client: int | None) -> Dataset:
+    """A site whose rows have another shape than the server thinks."""
+    if client is None:
+        return site(None)
+    return from_arrays(torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), classes=3)
+
+
+def line_site(client: int | None) -> Dataset:
+    """Sites with real targets, in units that all share."""
+    data, mine = line(), slice(0, 1) if client is None else slice(client, None, 3)
+    return from_arrays(data.x[mine], data.y[mine], name="line")

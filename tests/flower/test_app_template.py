@@ -1,0 +1,72 @@
+"""The app that `fedbayes flower init` writes: it is whole, its experiment trains, and it needs no Flower to be made."""
+
+import subprocess
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedbayes.cli import app
+from fedbayes.errors import InputError
+from fedbayes.flower.settings import settings_of
+from fedbayes.flower.start import init
+from fedbayes.study.experiment import read
+from fedbayes.study.run import run
+
+
+def test_the_command_writes_an_app_of_the_folders_name(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["flower", "init", str(tmp_path / "demo")])
+    assert done.exit_code == 0, done.output
+    about = tomllib.loads((tmp_path / "demo/pyproject.toml").read_text())
+    assert about["tool"]["flwr"]["app"]["components"]["serverapp"] == "demo.app:server"
+    assert about["project"]["name"] == "demo"
+    for path in (tmp_path / "demo").rglob("*"):
+        assert path.is_dir() or "NAME" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("name", ["Demo", "my-app", "1st", "a b"])
+def test_a_name_that_is_no_package_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="small letters"):
+        init(tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match="not empty"):
+        init(tmp_path / "demo")
+    assert [p.name for p in (tmp_path / "demo").iterdir()] == ["mine.txt"]
+
+
+def test_the_experiment_trains_here_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "demo_here"
+    init(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    x = read(folder / "experiment.toml")
+    assert settings_of(x.flower, x.clients).min_clients == 2
+    made = run(replace(x, rounds=2), tmp_path / "run")["feduab"]
+    assert len(made.task.clients) == 3
+    assert made.journal[-1]["test"]["count"] > 300
+
+
+@pytest.mark.parametrize("script", ["secure.sh", "superlink.sh", "supernode.sh"])
+def test_scripts_are_plain_shell(tmp_path: Path, script: str) -> None:
+    init(tmp_path / "demo")
+    subprocess.run(["sh", "-n", script], cwd=tmp_path / "demo", check=True)
+
+
+def test_keys_are_made_once_and_never_lost(tmp_path: Path) -> None:
+    init(tmp_path / "demo")
+    made = []
+    for nodes in ("1", "2"):
+        subprocess.run(["sh", "secure.sh", nodes], cwd=tmp_path / "demo", check=True, capture_output=True)
+        keys = tmp_path / "demo" / "keys"
+        made.append({p.name: p.read_bytes() for p in keys.iterdir() if p.name != "ca.srl"})
+    assert made[0].items() <= made[1].items()
+    assert set(made[1]) - set(made[0]) == {"node-1", "node-1.pub", "node-1.crt", "node-1.key"}
+    config = tomllib.loads((tmp_path / "demo/.flwr/config.toml").read_text())
+    assert config["superlink"]["demo"]["address"] == "127.0.0.1:9443"
