@@ -43,6 +43,8 @@ class Setting:
     augment: Augment | None = None
     seed: int = 0
     rounds: int = 1
+    y: Tensor | None = None  # a target
+    most: int = 0  # rows of the largest client
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,14 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "swa_every": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "friction": ("in (0, 1]", lambda v: 0 < v <= 1),
     "memory": ("in [0, 1)", lambda v: 0 <= v < 1),
+    "prior_precision": ("positive", lambda v: v > 0),
+    "flow_length": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_lr": ("positive", lambda v: v > 0),
+    "walk_epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "walk_lr": ("positive", lambda v: v > 0),
     "server_lr": ("positive", lambda v: v > 0),
     "server_momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
 }

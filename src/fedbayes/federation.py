@@ -18,7 +18,7 @@ from fedbayes.lowrank import mean_covariance
 from fedbayes.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Draws, Gaussian, LowRank, Parts, Point, Posterior
+from fedbayes.posterior import Draws, Gaussian, LowRank, Parts, Point, Posterior, scales
 from fedbayes.server.rules import RULES, Rule, Statistics, largest
 from fedbayes.server.weighting import Weighting
 
@@ -35,6 +35,15 @@ NOISE = {
 }
 BY_MEMBERS = ("own", "train", "heldout", "calibrated")  # judged by the networks of the cohort
 MEMBERS = "members."  # before a part's name: the cohort's uploads of it, kept as Draws
+
+
+class Gather(NamedTuple):
+    """What clients send once for all personal models, beside the network: who makes it, and how it is pooled."""
+
+    client: Client
+    rules: Mapping[str, Rule]
+    initial: Parts  # of the parts that are gathered
+    reference: Callable[[Parts, Mapping[str, float]], Parts]
 
 
 class Program(NamedTuple):
@@ -61,6 +70,9 @@ class Program(NamedTuple):
     noise: str = "likelihood"  # where the observation noise of a regression comes from
     personal: Client | None = None  # what a client does to make the model its own; its upload is that model, whole
     whole: bool = True  # whether the broadcast predicts; else only personal models do
+    gather: Gather | None = None  # what all clients send before personal models are made
+    predictor: Callable[[Parts], Parts] = lambda parts: parts  # the parts that predict, of those broadcast
+    plain: Any = None  # the program before its personal models were refined
 
     @property
     def needs_uploads(self) -> bool:
@@ -164,8 +176,9 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
     for part in program.rules or upload.parts:  # personal models are not pooled: all of them is looked at
         q = upload.parts[part]
         checked += tree_leaves(q)
-        if isinstance(q, Gaussian):
-            checked.append(torch.where(q.scale > 0, q.scale, torch.nan))
+        scale = scales(q)
+        if scale is not None:
+            checked.append(torch.where(scale > 0, scale, torch.nan))
     finite = torch.stack([torch.isfinite(t).all() for t in checked if t.is_floating_point()]).all()
     return terms, finite
 
@@ -175,6 +188,20 @@ def at_home(program: Program) -> Program:
     if program.personal is None:
         raise InputError("personal_every: this method has no personal models; set it to 0")
     return program._replace(client=program.personal, rules={}, members=True)
+
+
+def gathering(program: Program) -> Program | None:
+    """The program by which clients send what personal models need of one another; None: nothing."""
+    if program.gather is None:
+        return None
+    made = program.gather
+    return program._replace(
+        client=made.client,
+        rules=made.rules,
+        initial={**program.initial, **made.initial},
+        reference=made.reference,
+        members=False,
+    )
 
 
 def add_terms(program: Program, terms: Iterable[Terms]) -> Terms:
@@ -238,7 +265,7 @@ def beside(part: str) -> bool:
 
 def predicting(program: Program, parts: Parts) -> Parts:
     """The parts that predict: the kept uploads instead of the pooled posterior where the program says so."""
-    own = {part: q for part, q in parts.items() if not part.startswith(MEMBERS)}
+    own = program.predictor({part: q for part, q in parts.items() if not part.startswith(MEMBERS)})
     if program.noise == "none" and program.model.likelihood.kind == "real":
         own["noise"] = Point(torch.tensor([0.0, 1.0]))
     if not program.members:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -28,15 +30,32 @@ from fedbayes.composition import (
 from fedbayes.distilled import distil_options, distilling, fedppd, fedppd_distill
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import Program, check_rules, static_rules
+from fedbayes.group import HEAD
 from fedbayes.model import points_by_default
 from fedbayes.networks.estimators import plan
-from fedbayes.personal import HEAD, held_near_a_copy, keeping_home
+from fedbayes.personal import held_near_a_copy, keeping_home
 from fedbayes.posterior import Gaussian, Parts, Point
+from fedbayes.refined import OPTIONS, refined
 from fedbayes.relatives import averaging, collecting
 from fedbayes.server.rules import Rule, rule_named
 from fedbayes.server.weighting import weighting_named
 
 
+def refinable(make: Callable[..., Method]) -> Callable[..., Method]:
+    """The method maker, which also takes the options of `refined`: `refine` = "flow", and those that go with it."""
+
+    @wraps(make)
+    def made(**options: Any) -> Method:
+        asked = {name: options.pop(name) for name in OPTIONS if name in options}
+        if asked and "refine" not in asked:
+            raise InputError(f'{next(iter(asked))} goes with a refinement: set refine = "flow" or "laplace"')
+        method = make(**options)
+        return refined(method, **asked) if asked else method
+
+    return made
+
+
+@refinable
 def fedavg(
     *,
     lr: float = 0.05,
@@ -103,6 +122,7 @@ def fedavg(
     return Method("fedprox" if proximal else "fedavg", options, build)
 
 
+@refinable
 def fedprox(*, proximal: float = 0.01, **options: Any) -> Method:
     """FedAvg whose clients pay proximal / 2 * |w - broadcast|^2 (Li et al., 2020)."""
     if not proximal > 0:
@@ -177,6 +197,7 @@ def fedag(
     return Method("fedag", options, build)
 
 
+@refinable
 def fedvi(
     *,
     lr: float = 0.05,
@@ -269,6 +290,7 @@ def fedvi(
     return Method("fedvi", options, build)
 
 
+@refinable
 def feduab(*, draws: int | None = None, division: float = 2.0, **options: Any) -> Method:
     """FedUAB: the broadcast posterior is start and prior, the log-linear pool (eq. 8) by size, H = `division` = 2.
 
@@ -280,6 +302,7 @@ def feduab(*, draws: int | None = None, division: float = 2.0, **options: Any) -
     return Method("feduab", method.options, method.build)
 
 
+@refinable
 def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1, **options: Any) -> Method:
     """Partitioned variational inference: clients keep a factor of the posterior, and send its change (Bui, 2018).
 
@@ -309,18 +332,21 @@ def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1,
     return Method("pvi", {"damping": damping, **base.options}, build)
 
 
+@refinable
 def fedper(*, home: tuple[str, ...] = (HEAD,), **options: Any) -> Method:
     """FedAvg whose clients keep some weights for themselves, by pattern: the last layer (Arivazhagan et al., 2019)."""
     base = _call(fedavg, options)
     return keeping_home(base, "fedper", {"home": home, **base.options}, home=tuple(home))
 
 
+@refinable
 def lg_fedavg(*, shared: tuple[str, ...] = (HEAD,), **options: Any) -> Method:
     """FedAvg of some weights only, by pattern: the last layer; all others stay home (Liang et al., 2020)."""
     base = _call(fedavg, options)
     return keeping_home(base, "lg_fedavg", {"shared": shared, **base.options}, shared=tuple(shared))
 
 
+@refinable
 def bpfed(*, home: tuple[str, ...] = (HEAD,), draws: int | None = None, **options: Any) -> Method:
     """BPFed: variational clients that keep some weights, by pattern; their prior is the client's own last posterior.
 
@@ -332,6 +358,7 @@ def bpfed(*, home: tuple[str, ...] = (HEAD,), draws: int | None = None, **option
     return keeping_home(base, "bpfed", {"home": home, **base.options}, home=tuple(home))
 
 
+@refinable
 def pfedbayes(
     *,
     lr: float = 1e-3,
@@ -356,6 +383,25 @@ def pfedbayes(
     check_options({"global_lr": lr if global_lr is None else global_lr})
     base = _call(fedvi, {**given, **options})
     return held_near_a_copy(base, optimiser=optimiser, lr=lr if global_lr is None else global_lr, kl=kl)
+
+
+# pFedPF's local training, where it differs from what the methods do by themselves.
+PFEDPF = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4, "batch": 128, "refine": "flow"}
+
+
+def fedavg_pf(**options: Any) -> Method:
+    """pFedPF over FedAvg: Laplace posteriors of the classifier pooled by moments, refined at home by radial flows."""
+    return _call(fedavg, {**PFEDPF, **options})
+
+
+def fedper_pf(**options: Any) -> Method:
+    """pFedPF over FedPer: the classifier and its posterior stay home (Luo et al., 2024)."""
+    return _call(fedper, {**PFEDPF, **options})
+
+
+def lg_fedavg_pf(**options: Any) -> Method:
+    """pFedPF over LG-FedAvg: only the classifier and its posterior are shared (Luo et al., 2024)."""
+    return _call(lg_fedavg, {**PFEDPF, **options})
 
 
 def fedswag(
@@ -422,6 +468,9 @@ def _refuse(method: str, options: Mapping[str, Any], name: str, why: str) -> Non
 
 # Methods that hand their remaining options on to another, or to several.
 BASES: dict[str, Callable[..., Any] | tuple[Callable[..., Any], ...]] = {
+    "fedavg_pf": fedavg,
+    "fedper_pf": fedper,
+    "lg_fedavg_pf": lg_fedavg,
     "fedprox": fedavg,
     "feduab": fedvi,
     "pvi": fedvi,
@@ -447,6 +496,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "bpfed": bpfed,
     "fedper": fedper,
     "lg_fedavg": lg_fedavg,
+    "fedavg_pf": fedavg_pf,
+    "fedper_pf": fedper_pf,
+    "lg_fedavg_pf": lg_fedavg_pf,
     "fedppd": fedppd,
     "fedswag": fedswag,
     "fedpa": fedpa,
@@ -464,7 +516,8 @@ def method_named(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
 def option_names(make: Callable[..., Any]) -> list[str]:
     """The options that a method takes, those of the methods it builds on included."""
-    names = list(make.__kwdefaults__ or {})
+    plain = unwrap(make)
+    names = list(plain.__kwdefaults__ or {}) + (list(OPTIONS) if plain is not make else [])
     base = BASES.get(make.__name__, ())
     for other in base if isinstance(base, tuple) else (base,):
         names += [n for n in option_names(other) if n not in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ from fedbayes.federation import (
     begin,
     cohort_of,
     cohort_size,
+    gathering,
     open_round,
 )
 from fedbayes.methods import Method, Setting, method_named
@@ -78,6 +79,7 @@ class Task:
     device: torch.device
     personal_every: int = 0  # rounds between evaluations of the personal models; 0: none
     personal: Any = None  # the engine that makes them
+    gather: Any = None  # the engine that gathers what they need of one another; None: nothing
     target_loss: float | None = None  # stop when the training loss is as low
     target_accuracy: float | None = None  # stop when the accuracy on the test set is as high
     monitor: str = "nll"  # the validation score by which the best round is chosen
@@ -165,6 +167,8 @@ def prepare(
         _augmentation(augment, data),
         seed,
         rounds,
+        data.y[:1].to(where),
+        int(clients.sizes.max()),
     )
     _try_network(setting, clients)
     program = method.build(setting)
@@ -189,8 +193,7 @@ def prepare(
     )
     if not program.whole and validation:
         raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
-    program = program._replace(personal=personal_of(program))
-    return Task(
+    task = Task(
         program,
         clients,
         held,
@@ -205,11 +208,23 @@ def prepare(
         evaluate_every,
         where,
         personal_every,
-        made.beside(at_home(program), address(seed, "personal")),
-        target_loss,
-        target_accuracy,
-        monitor,
+        target_loss=target_loss,
+        target_accuracy=target_accuracy,
+        monitor=monitor,
         server=None if program.server_targets is None else server_engine(program, made, clients, server_data, seed),
+    )
+    return with_program(task, program)
+
+
+def with_program(task: Task, program: Program) -> Task:
+    """The task with engines that make the personal models of a program; what trains is not changed."""
+    program = program._replace(personal=personal_of(program))
+    asked, made = gathering(program), task.engine
+    return replace(
+        task,
+        program=program,
+        personal=made.beside(at_home(program), address(task.seed, "personal")),
+        gather=None if asked is None else made.beside(asked, address(task.seed, "gather")),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from fedbayes.federation import (
     predicting,
 )
 from fedbayes.observation import with_noise as observed
-from fedbayes.personalised import Federation, personal_models, personal_scores, sums_of
+from fedbayes.personalised import Federation, personal_models, personal_scores, refined_task, sums_of
 from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.predict import Predictive, directly, predictive
 from fedbayes.scores import SUMS
@@ -324,6 +324,10 @@ class Run:
         """Scores of all clients' personal models on their own test rows."""
         return personal_scores([self.home])[0]
 
+    def refined(self, refine: str = "flow", **options: Any) -> Run:
+        """The same run with personal models that are refined in another way; options as in `methods.refined`."""
+        return replace(self, task=refined_task(self.task, refine=refine, **options))
+
     @property
     def home(self) -> Federation:
         """The federation as its personal models see it."""
@@ -340,6 +344,14 @@ class Personal:
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """Predictions with their uncertainty parts, as `Run.predict`."""
         return predict_with(self.run.task, self.parts, self.run._stored(x), draws=draws)
+
+    @property
+    def as_run(self) -> Run:
+        """A run that predicts by this model, for all that takes runs: OOD scores, calibration."""
+        task = self.run.task
+        program = task.program._replace(whole=True, predictor=lambda parts: parts, members=False)
+        state = self.run.progress.state._replace(broadcast=self.parts)
+        return Run(replace(task, program=program), self.run.progress._replace(state=state, best=None), [])
 
 
 def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run:

@@ -67,6 +67,8 @@ METHODS = {
     "bpfed": {"draws": 2},
     "fedper": {},
     "lg_fedavg": {"momentum": 0.5},
+    "fedavg, laplace every round": {"refine": "laplace", "laplace": "every", "hessian": "full"},
+    "lg_fedavg, laplace every round": {"refine": "laplace", "laplace": "every", "hessian": "diag"},
     "fedvi, weight": {"estimator": "weight", "kl": "blundell"},
     "fedvi, flipout, adam": {"estimator": "flipout", "optimiser": "adam", "lr": 0.01, "kl": "1/n"},
     "fedvi, wc, distance": {"rule": "wc", "weighting": "distance", "prior": "fixed", "kl": "1/B"},

@@ -112,6 +112,8 @@ class Loop:
         with seeded(self.seed, number, k, "torch"):
             state = client.start(client.first(broadcast) if own is None else own, info)
             for place, phase in enumerate(client.phases):
+                if phase.begin is not None:
+                    state = phase.begin(state, info)
                 plan = schedule(rows, phase, self.seed, number, k, place)
                 for step in range(len(plan.rows)):
                     live = None if plan.live is None else plan.live[step]

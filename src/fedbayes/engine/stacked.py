@@ -105,9 +105,14 @@ class Stacked:
         return notes
 
     def beside(self, program: Program, seed: int, store: Store | None = None) -> Stacked:
-        """An engine for another program on this or other data, with noise of its own; what is compiled is shared."""
-        there = store or self.store
-        return Stacked(program, there, seed=seed, chunk=self.chunk, steps=self.steps, workers=self.workers)
+        """An engine for another program on this or other data, with noise of its own.
+
+        What is compiled is shared where the steps are the same; others run eagerly, for they are few.
+        """
+        known = {id(phase.step) for phase in self.program.client.phases}
+        same = all(id(phase.step) in known for phase in program.client.phases)
+        steps, there = self.steps if same else Steps(), store or self.store
+        return Stacked(program, there, seed=seed, chunk=self.chunk, steps=steps, workers=self.workers)
 
     def server(self, *args: Any) -> Upload:
         """The server's own training: a cohort of one."""
@@ -233,6 +238,8 @@ def _run_chunk(
     with nullcontext() if lead.workers > 1 else seeded(lead.seed, orders[0].round, number, "torch"):
         state = together.over(client.start, (0, together.info))(own, info)
         for place, phase in enumerate(client.phases):
+            if phase.begin is not None:
+                state = together.over(phase.begin, (0, together.info))(state, info)
             table = _table(engines, orders, seats, place)
             if place not in lead.normals:
                 one = tree_map(lambda t: t[0], state)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedbayes.errors import InputError, unknown
 from fedbayes.networks import distilled
 from fedbayes.networks.resnet import resnet, resnet18, resnet34
+from fedbayes.networks.wide import lenet, wide_resnet
 from fedbayes.noise import address
 
 Shape = Sequence[int]
@@ -120,6 +121,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "fedppd_femnist_student": distilled.fedppd_femnist_student,
     "fedppd_cifar": distilled.fedppd_cifar,
     "fedppd_cifar_student": distilled.fedppd_cifar_student,
+    "lenet": lenet,
+    "wide_resnet": wide_resnet,
 }
 
 
