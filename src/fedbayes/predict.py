@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedbayes.group import Group, group_of
 from fedbayes.model import Model, Weights
 from fedbayes.noise import Tape, address, generator
-from fedbayes.posterior import Draws, Gaussian, Point, Posterior
+from fedbayes.posterior import Draws, Grafted, LowRank, Point, Posterior
 
 
 class Predictive(NamedTuple):
@@ -65,21 +66,23 @@ def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) 
 
 def _drawn(parts: Mapping[str, Posterior], draws: int, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
     draws = _count(parts, draws)
-    return {
-        name: q.at(noise[name].to(q.mean.dtype))
-        if isinstance(q, Gaussian)
-        else (q.values if isinstance(q, Draws) else q.mean.expand(draws, -1))
-        for name, q in parts.items()
-    }
+    drawn = {}
+    for name, q in parts.items():
+        if isinstance(q, Point | Draws):
+            drawn[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
+        else:
+            drawn[name] = q.at(noise[name].to(q.mean.dtype))
+    return drawn
 
 
 def _noise(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dict[str, Tensor]:
-    """The standard normals [Z, P] of each part that is a Gaussian."""
+    """The standard normals [Z, P] of each part that has a density."""
     draws, made = _count(parts, draws), {}
     for name, q in parts.items():
-        if isinstance(q, Gaussian):
-            normals = _normals if draws * q.mean.shape[-1] <= KEPT else _normals.__wrapped__
-            made[name] = normals(draws, q.mean.shape[-1], q.mean.device, (*place, name))
+        if not isinstance(q, Point | Draws):
+            size = q.normals if isinstance(q, LowRank) else q.mean.shape[-1]
+            normals = _normals if draws * size <= KEPT else _normals.__wrapped__
+            made[name] = normals(draws, size, q.mean.device, (*place, name))
     return made
 
 
@@ -128,7 +131,7 @@ def predictive(
     """
     if closed:
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
-    if all(isinstance(q, Point) for q in parts.values()) and not dropout:
+    if all(isinstance(parts[p], Point) for p in model.layouts) and not dropout:
         draws = 1
     many = batch or _rows_at_once(model, parts, x, draws if dropout else 0)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -136,12 +139,15 @@ def predictive(
         torch.manual_seed(address(seed, "predict", "torch"))
         own = {p: parts[p] for p in model.layouts}
         noise = _noise(own, draws, seed, "predict")
+        classifier = classifier_of(model, own, x)
 
         def summarise(own: Own) -> Summaries:
             drawn, pieces = _drawn(own, draws, noise), []
             for start in range(0, max(len(x), 1), many):
                 rows, place = x[start : start + many], (seed, "predict", start)
-                means, variances = each_draw(model, drawn, rows, model.likelihood.moments, place, dropout=dropout)
+                means, variances = each_draw(
+                    model, drawn, rows, model.likelihood.moments, place, dropout=dropout, classifier=classifier
+                )
                 pieces.append(_summaries(means, variances, model.likelihood.kind))
             return tuple(torch.cat(column) for column in zip(*pieces))
 
@@ -193,12 +199,20 @@ def each_draw(
     place: tuple[int | str, ...],
     *,
     dropout: bool = False,
+    classifier: Group | None = None,
 ) -> tuple[Tensor, ...]:
     """What `read` makes of the output for a batch and the weights, under each draw [Z, P]: tensors [Z, n, ...].
 
-    `place` is the address of the noise of dropout.
+    `place` is the address of the noise of dropout. `classifier` is all that differs between the draws, where that is
+    known: its features are then computed once.
     """
     count = next(iter(drawn.values())).shape[0]
+    group = classifier
+    if group is not None and not dropout:
+        first = {part: v[0] for part, v in drawn.items()}
+        seen, weights = group.look(first, x), model.weights(first)
+        vectors = drawn[group.part].index_select(-1, group.places)
+        return vmap(lambda w: read(group.output(w, seen, first), weights))(vectors)
 
     def one(vectors: dict[str, Tensor], noise: Tensor | None) -> tuple[Tensor, ...]:
         weights = model.weights(vectors)
@@ -222,6 +236,18 @@ def each_draw(
             pass  # a network that vmap can't take; what is wrong with it otherwise shows below
     rows = [one({part: v[z] for part, v in drawn.items()}, noise) for z, noise in enumerate(noises())]
     return tuple(torch.stack(column) for column in zip(*rows))
+
+
+def classifier_of(model: Model, parts: Mapping[str, Posterior], x: Tensor) -> Group | None:
+    """The network's last linear map, where it is grafted on a network of points: all that differs between draws."""
+    grafts = [q for part, q in parts.items() if part in model.layouts and not isinstance(q, Point)]
+    if len(grafts) != 1 or not len(x):
+        return None
+    (q,) = grafts
+    if not isinstance(q, Grafted) or not isinstance(q.stock, Point) or q.graft.layout is None:
+        return None
+    group = group_of(model, model.module, q.graft.layout.names, x[:1])
+    return group if group.linear else None
 
 
 def _dropout_normals(model: Model, vectors: Mapping[str, Tensor], x: Tensor) -> int:
