@@ -115,6 +115,18 @@ def test_a_row_costs_its_own_bytes_and_a_flipped_bit_is_seen(tmp_path):
         store.get(2)
 
 
+@pytest.mark.parametrize("dtype", rows.DTYPES, ids=str)
+def test_every_dtype_and_shape_comes_back(tmp_path, dtype):
+    values = [torch.arange(6).reshape(2, 3).to(dtype), torch.ones((), dtype=dtype), torch.zeros(0, 2, dtype=dtype)]
+    own = {"a": values, "t": (values[0].t(), 1.5, None)}
+    rows.write(tmp_path / "x", [rows.Row.of({**own, "n": torch.tensor(n)}) for n in range(3)])
+    for n, row in zip((2, 0), rows.read(tmp_path / "x", [2, 0])):
+        back = rows.value(row)
+        assert int(back["n"]) == n
+        assert all(torch.equal(a, b) and a.dtype == dtype for a, b in zip(back["a"], values))
+        assert torch.equal(back["t"][0], values[0].t())
+
+
 def test_a_failed_compaction_is_told(tmp_path):
     store = OwnFiles(tmp_path, CPU)
     store.put(0, {k: own_of(k, 0) for k in range(4)})

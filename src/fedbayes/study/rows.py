@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save as pack_safetensors
 from torch import Tensor
 
 from fedbayes.errors import InputError
@@ -21,6 +21,19 @@ from fedbayes.study.sealed import BROKEN, checksum, structure, value_of
 
 VERSION = 1
 SUMS, FIELD = "checksums", "row/"
+# What safetensors calls them.
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class Row(NamedTuple):
@@ -48,12 +61,21 @@ class Row(NamedTuple):
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows of one kind, as one file or none."""
-    first = rows[0]
-    columns = {FIELD + name: torch.stack([row.tensors[name] for row in rows]) for name in first.tensors}
-    columns[SUMS] = torch.tensor([list(bytes.fromhex(row.sum)) for row in rows], dtype=torch.uint8)
-    header = json.dumps({"version": VERSION, "structure": first.shape})
-    write_atomically(path, pack_safetensors(columns, metadata={"fedbayes.rows": header}))
+    """Write rows of one kind, as one file or none; no more than the rows themselves is held in memory."""
+    sums = [torch.tensor(list(bytes.fromhex(row.sum)), dtype=torch.uint8) for row in rows]
+    columns = {FIELD + name: [row.tensors[name] for row in rows] for name in rows[0].tensors} | {SUMS: sums}
+    about = json.dumps({"version": VERSION, "structure": rows[0].shape})
+    header: dict[str, Any] = {"__metadata__": {"fedbayes.rows": about}}
+    at = 0
+    for name, column in columns.items():
+        end = at + sum(t.numel() * t.element_size() for t in column)
+        shape = [len(rows), *column[0].shape]
+        header[name] = {"dtype": DTYPES[column[0].dtype], "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    pieces = (t.contiguous().reshape(-1).view(torch.uint8).numpy().data for column in columns.values() for t in column)
+    write_atomically(path, chain([len(text).to_bytes(8, "little"), text], pieces))
 
 
 def read(path: Path, numbers: Sequence[int]) -> list[Row]:
