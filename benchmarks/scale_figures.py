@@ -1,4 +1,4 @@
-"""Draw docs/results/scale.svg from docs/results/bench-scale.json: seconds a round against what a federation has more of."""
+"""Draw docs/results/scale.svg from bench-scale.json: seconds a round against what a federation has more of."""
 
 from __future__ import annotations
 
