@@ -9,8 +9,8 @@ from torch import nn
 from fedbayes import predict
 from fedbayes.layout import Layout
 from fedbayes.model import Model, bernoulli, categorical, custom, normal
-from fedbayes.posterior import Draws, Gaussian, Point
-from fedbayes.predict import Predictive, predictive
+from fedbayes.posterior import Draws, Gaussian, Grafted, Point
+from fedbayes.predict import Predictive, draw_weights, predictive
 
 
 def _classifier(dtype=torch.float64) -> Model:
@@ -245,3 +245,29 @@ def test_parts_that_the_model_does_not_hold_are_ignored():
     parts = {**_parts(model), "teacher": Gaussian(torch.zeros(3), torch.ones(3), Layout(("t",), ((3,),)))}
     a, b = (predictive(model, given, X, draws=4).probs for given in (parts, _parts(model)))
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("convolves", [False, True], ids=["linear", "convolution"])
+def test_features_are_computed_once_where_only_the_classifier_differs(convolves, monkeypatch):
+    torch.manual_seed(0)
+    body = [nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten()] if convolves else [nn.Linear(6, 8)]
+    network = nn.Sequential(*body, nn.Tanh(), nn.Linear(8, 3)).double()
+    model = Model.of(network, categorical())
+    mean, layout = model.initial()["model"], model.layouts["model"]
+    head = layout.where("*").nonzero()[-27:, 0]
+    graft = Gaussian(mean[head], torch.full((27,), 0.3).double(), layout.select("4.*" if convolves else "2.*"))
+    parts = {"model": Grafted(Point(mean, layout), graft, head, layout)}
+    x = torch.randn(11, 6).double()
+    calls = []
+    whole = Model.output
+    monkeypatch.setattr(Model, "output", lambda self, *args: calls.append(1) or whole(self, *args))
+    p = predictive(model, parts, x, draws=30, seed=3)
+    assert len(calls) < 6
+    drawn = draw_weights(parts, 30, 3, "predict")["model"]
+    outputs = torch.stack([whole(model, model.weights({"model": w}), x).softmax(-1) for w in drawn])
+    torch.testing.assert_close(p.probs, outputs.mean(0), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(p.epistemic, outputs.var(0, correction=0), rtol=1e-8, atol=1e-12)
+    # Anything else that differs, and each draw is a pass of its own.
+    calls.clear()
+    predictive(model, {"model": Gaussian(mean, torch.full_like(mean, 0.1), layout)}, x, draws=30)
+    assert len(calls) >= (30 if convolves else 1)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.func import vmap
 
 from fedbayes.noise import Tape, normals
-from fedbayes.takeover import Takeover, training_handlers
+from fedbayes.takeover import Takeover, batch_norm, training_handlers
 
 DROPOUTS = {
     "dropout": (nn.Dropout(0.3), (4000, 8), (4000, 8)),
@@ -170,3 +170,23 @@ def test_masked_batch_norm_under_vmap_equals_one_client_at_a_time():
     for k in range(3):
         for got, want in zip(together, one(x[k], mask[k]), strict=True):
             torch.testing.assert_close(got[k], want)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_of_bfloat16_inputs_is_done_in_the_precision_of_its_statistics(training):
+    torch.manual_seed(0)
+    x = torch.randn(3, 8, 4, 2, 2).bfloat16()
+    mean, variance, weight, bias = torch.randn(3, 4), torch.rand(3, 4) + 0.5, torch.rand(3, 4), torch.randn(3, 4)
+    ours = [t.clone() for t in (mean, variance)]
+
+    def one(x, mean, variance, weight, bias):
+        return batch_norm()(x, mean, variance, weight, bias, training), mean, variance
+
+    got, *moved = torch.func.vmap(one)(x, *ours, weight, bias)
+    assert got.dtype == torch.bfloat16
+    for k in range(3):
+        running = mean[k].clone(), variance[k].clone()
+        want = torch.nn.functional.batch_norm(x[k].float(), *running, weight[k], bias[k], training)
+        torch.testing.assert_close(got[k].float(), want, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(moved[0][k], running[0])
+        torch.testing.assert_close(moved[1][k], running[1])

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from fedbayes import calibrate, data, methods, ood, scores
     from fedbayes.data import partition
     from fedbayes.layout import Layout
-    from fedbayes.posterior import Draws, Gaussian, Point
+    from fedbayes.posterior import Draws, Flowed, FullGaussian, Gaussian, Grafted, Point
     from fedbayes.server import rules
     from fedbayes.server.rules import pool
     from fedbayes.study.run import load
@@ -21,7 +21,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 __version__ = "0.1.0"
 __all__ = [
     "Draws",
+    "Flowed",
+    "FullGaussian",
     "Gaussian",
+    "Grafted",
     "Layout",
     "Point",
     "Run",
@@ -40,7 +43,10 @@ __all__ = [
 # Names are fetched when they are first used: the command line's help and reports must not wait for torch.
 _HOMES = {
     "Draws": "fedbayes.posterior",
+    "Flowed": "fedbayes.flow",
+    "FullGaussian": "fedbayes.covariance",
     "Gaussian": "fedbayes.posterior",
+    "Grafted": "fedbayes.grafted",
     "Layout": "fedbayes.layout",
     "Point": "fedbayes.posterior",
     "Run": "fedbayes.training",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.clients.client import Client
+from fedbayes.clients.langevin import COOLING, SCHEDULES, UPLOADS
 from fedbayes.clients.point import point
+from fedbayes.clients.schedules import WITHIN, scheduled
 from fedbayes.clients.variational import KL_WEIGHTS
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import NOISE, Program
@@ -21,6 +23,9 @@ from fedbayes.networks.dropout import has_dropout
 from fedbayes.networks.estimators import ESTIMATORS
 from fedbayes.noise import Tape
 from fedbayes.optimisers import OPTIMISERS, Optimiser
+from fedbayes.posterior import Gaussian
+from fedbayes.samplers import SAMPLERS
+from fedbayes.server.distil import FITS
 from fedbayes.server.rules import RULES
 
 
@@ -36,6 +41,10 @@ class Setting:
     units: tuple[Tensor, Tensor] | None = None
     bfloat16: bool = False
     augment: Augment | None = None
+    seed: int = 0
+    rounds: int = 1
+    y: Tensor | None = None  # a target
+    most: int = 0  # rows of the largest client
 
 
 @dataclass(frozen=True)
@@ -66,20 +75,60 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "division": ("positive", lambda v: v > 0),
     "damping": ("in (0, 1]", lambda v: 0 < v <= 1),
     "lr_decay": ("in (0, 1]", lambda v: 0 < v <= 1),
+    "lr_drop": ("in (0, 1]", lambda v: 0 < v <= 1),
+    "lr_drop_every": ("a whole number of epochs, at least 1", lambda v: isinstance(v, int) and v >= 1),
     "lr_silent": ("a whole number of rounds", lambda v: isinstance(v, int) and v >= 0),
+    "student_lr": ("positive", lambda v: v > 0),
+    "temperature": ("not negative", lambda v: v >= 0),
+    "input_noise": ("not negative", lambda v: v >= 0),
+    "burn_in": ("a whole number of epochs", lambda v: isinstance(v, int) and v >= 0),
+    "thin": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "rank": ("a whole number of at least 2", lambda v: isinstance(v, int) and v >= 2),
+    "swag_rounds": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "swag_every": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "swag_start": ("a share in [0, 1)", lambda v: 0 <= v < 1),
+    "samples": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "shrinkage": ("not negative", lambda v: v >= 0),
+    "burn_share": ("a share in [0, 1)", lambda v: 0 <= v < 1),
+    "plain_rounds": ("a whole number of rounds", lambda v: isinstance(v, int) and v >= 0),
+    "ensemble_draws": ("a whole number of draws", lambda v: isinstance(v, int) and v >= 0),
+    "spread": ("positive", lambda v: v > 0),
+    "sharpen": ("positive", lambda v: v > 0),
+    "server_student_lr": ("positive", lambda v: v > 0),
+    "server_epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "server_batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "swa_start": ("a whole number of steps", lambda v: isinstance(v, int) and v >= 0),
+    "swa_every": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "friction": ("in (0, 1]", lambda v: 0 < v <= 1),
+    "memory": ("in [0, 1)", lambda v: 0 <= v < 1),
+    "prior_precision": ("positive", lambda v: v > 0),
+    "flow_length": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_draws": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "flow_lr": ("positive", lambda v: v > 0),
+    "walk_epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "walk_lr": ("positive", lambda v: v > 0),
     "server_lr": ("positive", lambda v: v > 0),
     "server_momentum": ("in [0, 1)", lambda v: 0 <= v < 1),
 }
 
 
-CHOICES: dict[str, Mapping[str, Any]] = {
+CHOICES: dict[str, Collection[str]] = {
     "estimator": ESTIMATORS,
     "kl": KL_WEIGHTS,
     "prior": {"broadcast": None, "fixed": None},
     "optimiser": OPTIMISERS,
     "server": OPTIMISERS,
     "rule": RULES,
-    "lr_within": {"constant": None, "falling": None},
+    "lr_within": WITHIN,
+    "fit": FITS,
+    "covariance": ("diagonal", "low_rank"),
+    "pooled": [name for name, rule in RULES.items() if Gaussian in rule.takes and not rule.needs_reference],
+    "sampler": SAMPLERS,
+    "cooling": COOLING,
+    "schedule": SCHEDULES,
+    "upload": UPLOADS,
     "predict": {"bootstrap": None, "monte_carlo": None, "closed": None},
     "noise": NOISE,
 }
@@ -118,7 +167,7 @@ def model_of(setting: Setting, points: list[str] | None) -> Model:
 def point_client(setting: Setting, model: Model, options: Mapping[str, Any]) -> Client:
     """The point client that the options ask for."""
     check_batch(setting, model, options["batch"])
-    return point(
+    client = point(
         model,
         optimiser=optimiser_named(options["optimiser"], options["momentum"]),
         epochs=options["epochs"],
@@ -128,6 +177,12 @@ def point_client(setting: Setting, model: Model, options: Mapping[str, Any]) -> 
         falling=options["lr_within"] == "falling",
         adversarial=options.get("adversarial", 0) > 0,
     )
+    return in_schedule(client, options["lr_within"])
+
+
+def in_schedule(client: Client, within: str) -> Client:
+    """The client with a learning rate that follows a schedule of the table, where it does not know it itself."""
+    return client if within in ("constant", "falling") else scheduled(client, within)
 
 
 def is_linear(network: nn.Module) -> bool:
@@ -146,7 +201,7 @@ def check_points(setting: Setting, model: Model, points: tuple[str, ...]) -> Non
 
 def check_batch(setting: Setting, model: Model, batch: int) -> None:
     """BatchNorm can't train on one value a channel; find out now, and not in round 1."""
-    if batch == 1 and "buffers" in model.layouts:
+    if batch == 1 and model.static:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 model.train_output(model.weights(model.initial()), setting.x[:1], Tape(), None)

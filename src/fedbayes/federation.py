@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from fedbayes.clients.client import Client, Info, Upload
 from fedbayes.errors import InputError
-from fedbayes.model import STATIC, Model
+from fedbayes.lowrank import mean_covariance
+from fedbayes.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Draws, Gaussian, Parts, Point, Posterior
+from fedbayes.posterior import Draws, Gaussian, LowRank, Parts, Point, Posterior, scales
 from fedbayes.server.rules import RULES, Rule, Statistics, largest
 from fedbayes.server.weighting import Weighting
 
@@ -36,6 +37,15 @@ BY_MEMBERS = ("own", "train", "heldout", "calibrated")  # judged by the networks
 MEMBERS = "members."  # before a part's name: the cohort's uploads of it, kept as Draws
 
 
+class Gather(NamedTuple):
+    """What clients send once for all personal models, beside the network: who makes it, and how it is pooled."""
+
+    client: Client
+    rules: Mapping[str, Rule]
+    initial: Parts  # of the parts that are gathered
+    reference: Callable[[Parts, Mapping[str, float]], Parts]
+
+
 class Program(NamedTuple):
     """A method bound to a network: all that open, clients, close and prediction need."""
 
@@ -51,17 +61,24 @@ class Program(NamedTuple):
     dropout: bool = False  # MC dropout: dropout stays on in prediction
     server_optimiser: tuple[Optimiser, float] | None = None  # on the pooled mean, with its learning rate
     server_client: Client | None = None  # trains on the server's data after the pooling
+    # What it trains towards on unlabelled inputs [N, ...], made of the cohort's uploads (parts `members.*`) and noise
+    # of an address; without, the data's own targets.
+    server_targets: Callable[[Parts, Tensor, tuple[int | str, ...]], Tensor] | None = None
     uploaded: Callable[[Parts], Parts] = lambda broadcast: broadcast  # the kind of an upload, for its size
     members: bool = False  # the round's uploads are kept and predict, as an ensemble
     closed: bool = False  # a linear network: the moments of its prediction in closed form
     noise: str = "likelihood"  # where the observation noise of a regression comes from
     personal: Client | None = None  # what a client does to make the model its own; its upload is that model, whole
     whole: bool = True  # whether the broadcast predicts; else only personal models do
+    gather: Gather | None = None  # what all clients send before personal models are made
+    predictor: Callable[[Parts], Parts] = lambda parts: parts  # the parts that predict, of those broadcast
+    plain: Any = None  # the program before its personal models were refined
 
     @property
     def needs_uploads(self) -> bool:
         """Whether the server must see every upload (memory O(cohort * weights)) instead of a running sum."""
-        return self.weighting.compare is not None or self.members or self.noise in BY_MEMBERS
+        seen = self.members or self.server_targets is not None or self.noise in BY_MEMBERS
+        return self.weighting.compare is not None or seen
 
 
 class FederationState(NamedTuple):
@@ -104,7 +121,7 @@ class Outcome(NamedTuple):
 def static_rules(model: Model) -> dict[str, Rule]:
     """Rules of the parts that are not trained: float buffers are averaged by size, counters take the largest."""
     table = {"buffers": RULES["fedavg"], "counters": largest}
-    return {part: table[part] for part in STATIC if part in model.layouts}
+    return {part: table[part.rpartition(".")[2]] for part in model.static}
 
 
 def begin(program: Program) -> FederationState:
@@ -152,15 +169,16 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
         weight = program.weighting.weigh(upload.parts[program.main], info.broadcast[program.main], info.n)
     size = info.n.double()
     terms = {
-        part: rule.encode(upload.parts[part], size if part in STATIC else weight, reference[part])
+        part: rule.encode(upload.parts[part], size if is_static(part) else weight, reference[part])
         for part, rule in program.rules.items()
     }
     checked = [terms[part][key] for part in terms for key in terms[part]]
     for part in program.rules or upload.parts:  # personal models are not pooled: all of them is looked at
         q = upload.parts[part]
         checked += tree_leaves(q)
-        if isinstance(q, Gaussian):
-            checked.append(torch.where(q.scale > 0, q.scale, torch.nan))
+        scale = scales(q)
+        if scale is not None:
+            checked.append(torch.where(scale > 0, scale, torch.nan))
     finite = torch.stack([torch.isfinite(t).all() for t in checked if t.is_floating_point()]).all()
     return terms, finite
 
@@ -170,6 +188,20 @@ def at_home(program: Program) -> Program:
     if program.personal is None:
         raise InputError("personal_every: this method has no personal models; set it to 0")
     return program._replace(client=program.personal, rules={}, members=True)
+
+
+def gathering(program: Program) -> Program | None:
+    """The program by which clients send what personal models need of one another; None: nothing."""
+    if program.gather is None:
+        return None
+    made = program.gather
+    return program._replace(
+        client=made.client,
+        rules=made.rules,
+        initial={**program.initial, **made.initial},
+        reference=made.reference,
+        members=False,
+    )
 
 
 def add_terms(program: Program, terms: Iterable[Terms]) -> Terms:
@@ -196,7 +228,7 @@ def close_round(
     if program.server_optimiser is not None:
         pooled[program.main], optimiser = _server_step(program, state, pooled[program.main])
     if program.members or program.noise in BY_MEMBERS:
-        pooled |= gathered(program, outcome.uploads)
+        pooled |= gathered(program, pooled, outcome.uploads)
     return FederationState(state.round + 1, pooled, optimiser), report
 
 
@@ -210,8 +242,15 @@ def _weigh_uploads(program: Program, order: Order, uploads: Sequence[Contributio
     return add_terms(program, made)
 
 
-def gathered(program: Program, uploads: Sequence[Contribution]) -> Parts:
-    """The cohort's uploads as one ensemble for each part, under names of their own."""
+def gathered(program: Program, pooled: Parts, uploads: Sequence[Contribution]) -> Parts:
+    """The cohort's uploads as one ensemble for each part, under names of their own.
+
+    Normals with a covariance become one, about the pooled mean, with the mean of their covariances by size.
+    """
+    if isinstance(uploads[0].parts[program.main], LowRank):
+        sizes = torch.stack([u.n for u in uploads]).double()
+        low = [q for u in uploads if isinstance(q := u.parts[program.main], LowRank)]
+        return {MEMBERS + program.main: mean_covariance(pooled[program.main].mean, low, sizes)}
     return {
         MEMBERS + part: Draws(torch.stack([u.parts[part].mean for u in uploads]), program.initial[part].layout)
         for part in program.rules
@@ -226,7 +265,7 @@ def beside(part: str) -> bool:
 
 def predicting(program: Program, parts: Parts) -> Parts:
     """The parts that predict: the kept uploads instead of the pooled posterior where the program says so."""
-    own = {part: q for part, q in parts.items() if not part.startswith(MEMBERS)}
+    own = program.predictor({part: q for part, q in parts.items() if not part.startswith(MEMBERS)})
     if program.noise == "none" and program.model.likelihood.kind == "real":
         own["noise"] = Point(torch.tensor([0.0, 1.0]))
     if not program.members:
@@ -265,6 +304,6 @@ def check_rules(program: Program) -> None:
     """Refuse rules that can't take what the clients upload, before any training."""
     for part, rule in program.rules.items():
         q = program.initial[part]
-        if part not in STATIC and not isinstance(q, rule.takes):
+        if not is_static(part) and not isinstance(q, rule.takes):
             fitting = [name for name, r in RULES.items() if isinstance(q, r.takes)]
             raise InputError(f"this rule can't pool a {type(q).__name__}: use one of {', '.join(fitting)}")

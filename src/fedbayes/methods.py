@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -18,22 +20,42 @@ from fedbayes.composition import (
     check_dropout,
     check_options,
     check_points,
+    in_schedule,
     is_linear,
     model_of,
     optimiser_named,
     point_client,
     server_optimiser,
 )
+from fedbayes.distilled import distil_options, distilling, fedppd, fedppd_distill
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import Program, check_rules, static_rules
+from fedbayes.group import HEAD
 from fedbayes.model import points_by_default
 from fedbayes.networks.estimators import plan
-from fedbayes.personal import HEAD, held_near_a_copy, keeping_home
+from fedbayes.personal import held_near_a_copy, keeping_home
 from fedbayes.posterior import Gaussian, Parts, Point
+from fedbayes.refined import OPTIONS, refined
+from fedbayes.relatives import averaging, collecting
 from fedbayes.server.rules import Rule, rule_named
 from fedbayes.server.weighting import weighting_named
 
 
+def refinable(make: Callable[..., Method]) -> Callable[..., Method]:
+    """The method maker, which also takes the options of `refined`: `refine` = "flow", and those that go with it."""
+
+    @wraps(make)
+    def made(**options: Any) -> Method:
+        asked = {name: options.pop(name) for name in OPTIONS if name in options}
+        if asked and "refine" not in asked:
+            raise InputError(f'{next(iter(asked))} goes with a refinement: set refine = "flow" or "laplace"')
+        method = make(**options)
+        return refined(method, **asked) if asked else method
+
+    return made
+
+
+@refinable
 def fedavg(
     *,
     lr: float = 0.05,
@@ -46,6 +68,8 @@ def fedavg(
     lr_decay: float = 1.0,
     lr_silent: int = 0,
     lr_within: str = "constant",
+    lr_drop: float = 0.85,
+    lr_drop_every: int = 1,
     clip: float = 0.0,
     adversarial: float = 0.0,
     rule: str | Rule = "fedavg",
@@ -59,7 +83,8 @@ def fedavg(
     """Point clients averaged by size (McMahan et al., 2017); `proximal` > 0 holds them near the broadcast.
 
     `mc_dropout` keeps dropout on in prediction. The learning rate is multiplied by `lr_decay` each round after
-    `lr_silent` rounds; `lr_within` "falling" takes it linearly to 0 within each. `clip` > 0 is the largest norm of a
+    `lr_silent` rounds; `lr_within` "falling" takes it linearly to 0 within each, "steps" multiplies it by
+    `lr_drop` after each `lr_drop_every` epochs. `clip` > 0 is the largest norm of a
     gradient, `adversarial` > 0 the length of a step uphill in each input, trained on beside the input itself.
     `server`: "sgd" (momentum) or "adam" on the pooled mean.
     """
@@ -77,6 +102,8 @@ def fedavg(
             "proximal": proximal,
             "clip": clip,
             "adversarial": adversarial,
+            "lr_drop": lr_drop,
+            "lr_drop_every": lr_drop_every,
         }
         program = Program(
             model,
@@ -95,6 +122,7 @@ def fedavg(
     return Method("fedprox" if proximal else "fedavg", options, build)
 
 
+@refinable
 def fedprox(*, proximal: float = 0.01, **options: Any) -> Method:
     """FedAvg whose clients pay proximal / 2 * |w - broadcast|^2 (Li et al., 2020)."""
     if not proximal > 0:
@@ -113,6 +141,8 @@ def fedag(
     lr_decay: float = 1.0,
     lr_silent: int = 0,
     lr_within: str = "falling",
+    lr_drop: float = 0.85,
+    lr_drop_every: int = 1,
     clip: float = 10.0,
     weighting: str = "equal",
     predict: str = "bootstrap",
@@ -142,7 +172,13 @@ def fedag(
         def points(broadcast: Parts, scalars: Mapping[str, float] | None = None) -> Parts:
             return {part: Point(q.mean, q.layout) for part, q in broadcast.items()}
 
-        scalars = {"lr": lr, "weight_decay": weight_decay, "clip": clip}
+        scalars = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "clip": clip,
+            "lr_drop": lr_drop,
+            "lr_drop_every": lr_drop_every,
+        }
         return Program(
             model,
             point_client(setting, model, options),
@@ -161,6 +197,7 @@ def fedag(
     return Method("fedag", options, build)
 
 
+@refinable
 def fedvi(
     *,
     lr: float = 0.05,
@@ -181,6 +218,8 @@ def fedvi(
     lr_decay: float = 1.0,
     lr_silent: int = 0,
     lr_within: str = "constant",
+    lr_drop: float = 0.85,
+    lr_drop_every: int = 1,
     rule: str | Rule = "log_pool",
     weighting: str = "size",
     server: str | None = None,
@@ -202,7 +241,7 @@ def fedvi(
         check_points(setting, model, points)
         check_batch(setting, model, batch)
         made = plan(model, "model", batch_like(setting.x, batch), estimator)
-        client = variational(
+        learner = variational(
             model,
             made,
             optimiser=optimiser_named(optimiser, momentum),
@@ -213,6 +252,7 @@ def fedvi(
             prior=prior,
             falling=lr_within == "falling",
         )
+        client = in_schedule(learner, lr_within)
         first: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         mean = first["model"].mean
         first["model"] = Gaussian(mean, initial_scale(model, initial, division).to(mean), model.layouts["model"])
@@ -225,7 +265,13 @@ def fedvi(
             return {**broadcast, "model": fixed}
 
         q_layout = model.layouts["model"]
-        scalars = {"lr": lr, "kl_weight": kl_weight, "prior_scale": prior_scale}
+        scalars = {
+            "lr": lr,
+            "kl_weight": kl_weight,
+            "prior_scale": prior_scale,
+            "lr_drop": lr_drop,
+            "lr_drop_every": lr_drop_every,
+        }
         shared = {part: rule_named("fedavg") for part in model.trainable if part != "model"}
         program = Program(
             model,
@@ -244,6 +290,7 @@ def fedvi(
     return Method("fedvi", options, build)
 
 
+@refinable
 def feduab(*, draws: int | None = None, division: float = 2.0, **options: Any) -> Method:
     """FedUAB: the broadcast posterior is start and prior, the log-linear pool (eq. 8) by size, H = `division` = 2.
 
@@ -255,6 +302,7 @@ def feduab(*, draws: int | None = None, division: float = 2.0, **options: Any) -
     return Method("feduab", method.options, method.build)
 
 
+@refinable
 def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1, **options: Any) -> Method:
     """Partitioned variational inference: clients keep a factor of the posterior, and send its change (Bui, 2018).
 
@@ -284,18 +332,21 @@ def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1,
     return Method("pvi", {"damping": damping, **base.options}, build)
 
 
+@refinable
 def fedper(*, home: tuple[str, ...] = (HEAD,), **options: Any) -> Method:
     """FedAvg whose clients keep some weights for themselves, by pattern: the last layer (Arivazhagan et al., 2019)."""
     base = _call(fedavg, options)
     return keeping_home(base, "fedper", {"home": home, **base.options}, home=tuple(home))
 
 
+@refinable
 def lg_fedavg(*, shared: tuple[str, ...] = (HEAD,), **options: Any) -> Method:
     """FedAvg of some weights only, by pattern: the last layer; all others stay home (Liang et al., 2020)."""
     base = _call(fedavg, options)
     return keeping_home(base, "lg_fedavg", {"shared": shared, **base.options}, shared=tuple(shared))
 
 
+@refinable
 def bpfed(*, home: tuple[str, ...] = (HEAD,), draws: int | None = None, **options: Any) -> Method:
     """BPFed: variational clients that keep some weights, by pattern; their prior is the client's own last posterior.
 
@@ -307,6 +358,7 @@ def bpfed(*, home: tuple[str, ...] = (HEAD,), draws: int | None = None, **option
     return keeping_home(base, "bpfed", {"home": home, **base.options}, home=tuple(home))
 
 
+@refinable
 def pfedbayes(
     *,
     lr: float = 1e-3,
@@ -333,8 +385,92 @@ def pfedbayes(
     return held_near_a_copy(base, optimiser=optimiser, lr=lr if global_lr is None else global_lr, kl=kl)
 
 
-# Methods that hand their remaining options on to another.
-BASES: dict[str, Callable[..., Method]] = {
+# pFedPF's local training, where it differs from what the methods do by themselves.
+PFEDPF = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4, "batch": 128, "refine": "flow"}
+
+
+def fedavg_pf(**options: Any) -> Method:
+    """pFedPF over FedAvg: Laplace posteriors of the classifier pooled by moments, refined at home by radial flows."""
+    return _call(fedavg, {**PFEDPF, **options})
+
+
+def fedper_pf(**options: Any) -> Method:
+    """pFedPF over FedPer: the classifier and its posterior stay home (Luo et al., 2024)."""
+    return _call(fedper, {**PFEDPF, **options})
+
+
+def lg_fedavg_pf(**options: Any) -> Method:
+    """pFedPF over LG-FedAvg: only the classifier and its posterior are shared (Luo et al., 2024)."""
+    return _call(lg_fedavg, {**PFEDPF, **options})
+
+
+def fedswag(
+    *,
+    covariance: str = "diagonal",
+    rank: int = 10,
+    swag_rounds: int = 1,
+    swag_every: int = 1,
+    swag_start: float = 0.5,
+    swag_lr: float | None = None,
+    pooled: str = "nwa",
+    test_draws: int = 20,
+    **options: Any,
+) -> Method:
+    """FedAvg, and SWAG on every client in the last `swag_rounds` rounds (Maddox et al., 2019; Linsner et al., 2021).
+
+    `covariance` "low_rank": the diagonal and the last `rank` deviations, half each; the server keeps all factors.
+    Iterates count every `swag_every` steps after the share `swag_start` of a round's, at rate `swag_lr` (`lr` where it
+    is not given). `pooled` is the rule for the normals; that of low rank has the mean of the clients' covariances.
+    """
+    own = {k: v for k, v in locals().items() if k != "options"}
+    check_options(own)
+    _refuse("fedswag", options, "rule", "it is `pooled`")
+    return collecting(_call(fedavg, options), own)
+
+
+def fedpa(
+    *,
+    samples: int = 5,
+    shrinkage: float = 0.01,
+    burn_share: float = 0.4,
+    plain_rounds: int = 0,
+    server: str = "sgd",
+    server_lr: float = 0.2,
+    **options: Any,
+) -> Method:
+    """FedPA: clients send Sigma^-1 (broadcast - mean) of their posterior samples (Al-Shedivat et al., 2021).
+
+    `samples` means of consecutive iterates after a share `burn_share` of a round's steps; `shrinkage` is the paper's
+    rho. The server's optimiser takes the averaged deltas for gradients. The first `plain_rounds` are FedAvg's.
+    """
+    own = {"samples": samples, "shrinkage": shrinkage, "burn_share": burn_share, "plain_rounds": plain_rounds}
+    check_options(own)
+    return averaging(_call(fedavg, {"server": server, "server_lr": server_lr, **options}), own)
+
+
+def fedbe(**options: Any) -> Method:
+    """FedAvg with a server that distils an ensemble around the clients on unlabelled inputs (Chen & Chao, 2021)."""
+    _refuse("fedbe", options, "server", "the server distils")
+    own = distil_options(**{k: options.pop(k) for k in option_names(distil_options) if k in options})
+    base = _call(fedavg, options)
+
+    def build(setting: Setting) -> Program:
+        program = base.build(setting)
+        return distilling(program, {"server_lr": program.model}, own)
+
+    return Method("fedbe", {**base.options, **own}, build)
+
+
+def _refuse(method: str, options: Mapping[str, Any], name: str, why: str) -> None:
+    if name in options:
+        raise InputError(f"{name} is fixed in {method}: {why}")
+
+
+# Methods that hand their remaining options on to another, or to several.
+BASES: dict[str, Callable[..., Any] | tuple[Callable[..., Any], ...]] = {
+    "fedavg_pf": fedavg,
+    "fedper_pf": fedper,
+    "lg_fedavg_pf": lg_fedavg,
     "fedprox": fedavg,
     "feduab": fedvi,
     "pvi": fedvi,
@@ -342,6 +478,10 @@ BASES: dict[str, Callable[..., Method]] = {
     "lg_fedavg": fedavg,
     "bpfed": fedvi,
     "pfedbayes": fedvi,
+    "fedswag": fedavg,
+    "fedpa": fedavg,
+    "fedbe": (distil_options, fedavg),
+    "fedppd_distill": (distil_options, fedppd),
 }
 
 
@@ -356,6 +496,14 @@ METHODS: dict[str, Callable[..., Method]] = {
     "bpfed": bpfed,
     "fedper": fedper,
     "lg_fedavg": lg_fedavg,
+    "fedavg_pf": fedavg_pf,
+    "fedper_pf": fedper_pf,
+    "lg_fedavg_pf": lg_fedavg_pf,
+    "fedppd": fedppd,
+    "fedswag": fedswag,
+    "fedpa": fedpa,
+    "fedbe": fedbe,
+    "fedppd_distill": fedppd_distill,
 }
 
 
@@ -366,11 +514,14 @@ def method_named(name: str, options: Mapping[str, Any] | None = None) -> Method:
     return _call(METHODS[name], dict(options or {}))
 
 
-def option_names(make: Callable[..., Method]) -> list[str]:
-    """The options that a method takes, those of the method it builds on included."""
-    own = list(make.__kwdefaults__ or {})
-    base = BASES.get(make.__name__)
-    return own + ([n for n in option_names(base) if n not in own] if base else [])
+def option_names(make: Callable[..., Any]) -> list[str]:
+    """The options that a method takes, those of the methods it builds on included."""
+    plain = unwrap(make)
+    names = list(plain.__kwdefaults__ or {}) + (list(OPTIONS) if plain is not make else [])
+    base = BASES.get(make.__name__, ())
+    for other in base if isinstance(base, tuple) else (base,):
+        names += [n for n in option_names(other) if n not in names]
+    return names
 
 
 def _call(make: Callable[..., Method], options: dict[str, Any]) -> Method:

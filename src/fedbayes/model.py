@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedbayes.convolution import first_convolution
 from fedbayes.layout import Layout, matches
 from fedbayes.noise import Tape
 from fedbayes.posterior import LOG_2PI
-from fedbayes.takeover import Handler, Takeover, training_handlers
+from fedbayes.takeover import Handler, Takeover, batch_norm, training_handlers
 from fedbayes.twins import of_this_thread, twin
 
 Weights = Mapping[str, Tensor]
@@ -123,8 +122,9 @@ class Model:
     """A module used as a function: weights come in as named tensors, its own values are only the starting point.
 
     `layouts` says which part holds which tensors; parts named `buffers` and `counters` hold what training does not
-    differentiate. Frozen weights are in no part: the module's own values are used. `still` and `dropping` are the
-    same module in evaluation mode, without and with active dropout; modes are never switched during a run.
+    differentiate. Where two networks live in one method, one has a name of its own before its parts' names: `student`,
+    `student.buffers`. Frozen weights are in no part: the module's own values are used. `still` and `dropping` are
+    the same module in evaluation mode, without and with active dropout; modes are never switched during a run.
     """
 
     module: nn.Module
@@ -152,29 +152,32 @@ class Model:
         units: tuple[Tensor, Tensor] | None = None,
         bfloat16: bool = False,
         augment: Augment | None = None,
+        name: str = "",
     ) -> Model:
         """Cut the trainable weights into parts by pattern; each weight goes to the first part that matches it.
 
-        By default all are one part, `model`. Weights that do not require a gradient are frozen too.
+        By default all are one part, `model`, or the network's `name`. Weights that do not require a gradient are
+        frozen too.
         """
         frozen = list(frozen)
         weights = _parameters(module, likelihood)
         _refuse_strays(frozen, weights, "frozen")
         rest = Layout.of(weights, frozen=[*frozen, *(n for n, p in module.named_parameters() if not p.requires_grad)])
         layouts = {}
-        for part, patterns in (parts or {"model": ("*",)}).items():
+        for part, patterns in (parts or {name or "model": ("*",)}).items():
             layouts[part] = rest.select(*patterns)
             rest = rest.without(*patterns)
         if rest.names:
             raise ValueError(f"{len(rest.names)} weights are in no part, first {rest.names[0]!r}; add a part with '*'")
         buffers = dict(module.named_buffers())
         recast: dict[str, torch.dtype] = {}
-        for part, real in (("buffers", True), ("counters", False)):
+        for kind, real in zip(STATIC, (True, False)):
+            part = f"{name}.{kind}" if name else kind
             layouts[part] = Layout.of({n: b for n, b in buffers.items() if b.is_floating_point() == real})
             together = layouts[part].join(buffers).dtype
             recast |= {n: buffers[n].dtype for n in layouts[part].names if buffers[n].dtype != together}
         layouts = {part: layout for part, layout in layouts.items() if layout.names}
-        if not any(part not in STATIC for part in layouts):
+        if all(is_static(part) for part in layouts):
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
         module = copy.deepcopy(module).requires_grad_(False).train()
         still, dropping = twin(module).eval(), twin(module).eval()
@@ -193,7 +196,12 @@ class Model:
 
     @property
     def trainable(self) -> dict[str, Layout]:
-        return {part: layout for part, layout in self.layouts.items() if part not in STATIC}
+        return {part: layout for part, layout in self.layouts.items() if not is_static(part)}
+
+    @property
+    def static(self) -> tuple[str, ...]:
+        """Its parts that training does not differentiate."""
+        return tuple(part for part in self.layouts if is_static(part))
 
     def initial(self) -> dict[str, Tensor]:
         """The module's own values, one vector for each part."""
@@ -208,6 +216,10 @@ class Model:
         # Convolutions on a CPU are faster with channels last.
         last = _alone() and x.dim() == 4 and x.device.type == "cpu"
         return x.contiguous(memory_format=torch.channels_last) if last else x
+
+    def augmented(self, x: Tensor, tape: Tape) -> Tensor:
+        """Stored inputs as training sees them."""
+        return x if self.augment is None else self.augment(x, tape(x.new_empty(0, dtype=self.dtype), (len(x), 3)))
 
     def weights(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Vectors of parts as named tensors."""
@@ -226,27 +238,19 @@ class Model:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
         taken = {**training_handlers(tape, mask), **(handlers or {})} if self.unusual else (handlers or {})
-        if (
-            _alone()
-            and x.device.type == "cpu"
-            and self.convolves
-            and not (torch.backends.mkldnn.enabled or self.bfloat16)
-        ):
-            taken = {F.conv2d: first_convolution, **taken}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
-        names = [n for part in STATIC if part in self.layouts for n in self.layouts[part].names]
+        names = [n for part in self.static for n in self.layouts[part].names]
         weights = {**weights, **{n: weights[n].clone() for n in names}}
-        if self.augment is not None:
-            x = self.augment(x, tape(x.new_empty(0, dtype=self.dtype), (len(x), 3)))
+        x = self.augmented(x, tape)
         with Takeover(taken) if taken else nullcontext():
             output = self._call(self.module, weights, x)
-        static = {part: self.layouts[part].join(weights) for part in STATIC if part in self.layouts}
-        return output, static
+        return output, {part: self.layouts[part].join(weights) for part in self.static}
 
     def output(self, weights: Weights, x: Tensor, tape: Tape | None = None) -> Tensor:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
         if tape is None:
-            return self._call(self.still, weights, x)
+            with Takeover({F.batch_norm: batch_norm()}) if self.bfloat16 else nullcontext():
+                return self._call(self.still, weights, x)
         with Takeover(training_handlers(tape, None)):
             return self._call(self.dropping, weights, x)
 
@@ -300,7 +304,12 @@ def in_precision_of(module: nn.Module, x: Tensor) -> Tensor:
     return x if first is None or not x.is_floating_point() else x.to(first.dtype)
 
 
-STATIC = ("buffers", "counters")  # parts that training does not differentiate
+STATIC = ("buffers", "counters")  # parts that training does not differentiate, in any network
+
+
+def is_static(part: str) -> bool:
+    """Whether a part, of whichever network, is one that training does not differentiate."""
+    return part.rpartition(".")[2] in STATIC
 
 
 def points_by_default(module: nn.Module, likelihood: Likelihood) -> list[str]:

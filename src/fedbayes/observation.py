@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.federation import BY_MEMBERS, MEMBERS, Program
-from fedbayes.model import STATIC
+from fedbayes.model import is_static
 from fedbayes.posterior import Draws, Gaussian, Parts, Point
 from fedbayes.predict import predictive
 
@@ -44,7 +44,7 @@ def _of_members(program: Program, parts: Parts, panel: list[int]) -> Parts:
     some = {part: Draws(q.values[panel], q.layout) for part, q in kept.items() if isinstance(q, Draws)}
     if program.members or program.closed:
         return {**parts, **some}
-    drawn = {part: q for part, q in some.items() if part not in STATIC}
+    drawn = {part: q for part, q in some.items() if not is_static(part)}
     moments = {part: q.moments() for part, q in drawn.items()}
     return parts | {part: Gaussian(m, v.sqrt().clamp(min=1e-12), some[part].layout) for part, (m, v) in moments.items()}
 

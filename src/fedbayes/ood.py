@@ -21,7 +21,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.model import Model, Weights
 from fedbayes.noise import seeded
 from fedbayes.posterior import Draws, Parts, Point
-from fedbayes.predict import draw_weights, each_draw
+from fedbayes.predict import classifier_of, draw_weights, each_draw
 from fedbayes.scores import Mahalanobis
 from fedbayes.takeover import Takeover
 from fedbayes.training import Run
@@ -98,14 +98,14 @@ def scores(
         for start in range(0, len(x), size):
             rows = x[start : start + size].to(task.device)
             place = (seed, "predict", start)
-            outputs = _outputs(model, drawn, rows, place, task.program.dropout)
+            outputs = _outputs(model, parts, drawn, rows, place, task.program.dropout)
             made = {name: score(outputs) for name, score in _of_outputs(model, temperature).items() if name in asked}
             if "odin" in asked:
-                made["odin"] = of.odin(_mean_logits(run, drawn, place), model.inputs(rows))
+                made["odin"] = of.odin(_mean_logits(run, parts, drawn, place), model.inputs(rows))
             if "mahalanobis" in asked and distance is not None:
                 made["mahalanobis"] = _distances(model, distance, rows)
             if "mc_dropout" in asked:
-                made["mc_dropout"] = of.msp(_outputs(model, masks, rows, place, True).softmax(-1).mean(0))
+                made["mc_dropout"] = of.msp(_outputs(model, parts, masks, rows, place, True).softmax(-1).mean(0))
             for name in asked:
                 found[name].append(made[name].cpu())
     return {name: torch.cat(pieces) for name, pieces in found.items()}
@@ -205,10 +205,11 @@ def _read(output: Tensor, weights: Weights) -> tuple[Tensor, ...]:
 
 
 def _outputs(
-    model: Model, drawn: dict[str, Tensor], rows: Tensor, place: tuple[int | str, ...], dropout: bool
+    model: Model, parts: Parts, drawn: dict[str, Tensor], rows: Tensor, place: tuple[int | str, ...], dropout: bool
 ) -> Tensor:
+    classifier = classifier_of(model, parts, rows)
     # Float64: in float32 a softmax of confident logits is 1 for half of all inputs, and ties are lost order.
-    return each_draw(model, drawn, rows, _read, place, dropout=dropout)[0].double()
+    return each_draw(model, drawn, rows, _read, place, dropout=dropout, classifier=classifier)[0].double()
 
 
 def _of_outputs(model: Model, temperature: float) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -239,9 +240,11 @@ def _label_entropy(probs: Tensor) -> Tensor:
     return (torch.special.entr(probs) + torch.special.entr(1 - probs)).sum(-1)
 
 
-def _mean_logits(run: Run, drawn: dict[str, Tensor], place: tuple[int | str, ...]) -> Callable[[Tensor], Tensor]:
+def _mean_logits(
+    run: Run, parts: Parts, drawn: dict[str, Tensor], place: tuple[int | str, ...]
+) -> Callable[[Tensor], Tensor]:
     task = as_seen(run).task
-    return lambda x: _outputs(task.program.model, drawn, x, place, task.program.dropout).mean(0)
+    return lambda x: _outputs(task.program.model, parts, drawn, x, place, task.program.dropout).mean(0)
 
 
 def _centres(parts: Parts) -> list[dict[str, Tensor]]:

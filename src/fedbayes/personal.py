@@ -13,10 +13,9 @@ from fedbayes.clients.home import Split, keep_home, whole_model
 from fedbayes.composition import Method, Setting, optimiser_named
 from fedbayes.errors import InputError
 from fedbayes.federation import Program
+from fedbayes.group import HEAD, last_layer
 from fedbayes.layout import matches
 from fedbayes.posterior import Parts
-
-HEAD = "head"  # as a pattern: the last layer that has weights, whatever its name
 
 
 def keeping_home(
@@ -94,9 +93,8 @@ def _named(network: nn.Module, patterns: tuple[str, ...], names: list[str], what
     """Patterns with `head` replaced by the last layer's, each checked to match a weight."""
     found = []
     for pattern in patterns:
-        if pattern == HEAD and not any(matches(n, [HEAD]) for n in names):
-            last = [n for n, _ in network.named_parameters()][-1].rpartition(".")[0]
-            pattern = f"{last}.*" if last else "*"
+        if pattern == HEAD:
+            pattern = last_layer(network)
         if not any(matches(n, [pattern]) for n in names):
             raise InputError(f"{what}: no weight matches {pattern!r}; the network has {', '.join(names[:8])}, ...")
         found.append(pattern)

@@ -12,12 +12,13 @@ from fedbayes.clients.client import Own
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.stacked import Stacked, train_together
 from fedbayes.errors import InputError
-from fedbayes.federation import FederationState, Order, broadcast_of
+from fedbayes.federation import FederationState, Order, add_terms, broadcast_of
 from fedbayes.posterior import Parts
 from fedbayes.predict import Predictive, predictive
+from fedbayes.refined import Refinement, refined_program
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
-from fedbayes.task import Task
+from fedbayes.task import Task, with_program
 
 Models = list[tuple[int, Parts]]  # pairs of client and parts
 
@@ -28,10 +29,12 @@ class Federation(NamedTuple):
     task: Task
     state: FederationState
     own: Callable[[int], Own | None]
+    gathered: Parts = {}  # noqa: RUF012  (what all clients sent for one another's personal models; never changed)
 
     def order(self, clients: Sequence[int]) -> Order:
         program, number = self.task.program, self.state.round
-        return Order(number, tuple(clients), (), broadcast_of(program, self.state), program.options(number))
+        sent = {**broadcast_of(program, self.state), **self.gathered}
+        return Order(number, tuple(clients), (), sent, program.options(number))
 
 
 def personal_models(federations: Sequence[Federation], clients: Sequence[int]) -> Iterator[list[Models]]:
@@ -43,6 +46,7 @@ def personal_models(federations: Sequence[Federation], clients: Sequence[int]) -
     if lead.elsewhere is not None:
         raise InputError("personal models of a run on Flower stay with the clients; `personal_every` has them scored")
     with quick_cpu(), tensor_cores(lead.precision):
+        federations = [gather(f) for f in federations]
         for start in range(0, len(clients), lead.cohort):
             orders = [f.order(clients[start : start + lead.cohort]) for f in federations]
             engines = [f.task.personal for f in federations]
@@ -51,6 +55,24 @@ def personal_models(federations: Sequence[Federation], clients: Sequence[int]) -
             else:
                 outcomes = [e.train(order, f.own) for e, order, f in zip(engines, orders, federations)]
             yield [[(u.client, u.parts) for u in outcome.uploads] for outcome in outcomes]
+
+
+def gather(federation: Federation) -> Federation:
+    """With what all clients send for one another's personal models, pooled; costs a pass over all clients' rows."""
+    task, engine = federation.task, federation.task.gather
+    if engine is None or federation.gathered:
+        return federation
+    program, total = engine.program, None
+    clients = range(len(task.clients))
+    for start in range(0, len(clients), task.cohort):
+        terms = engine.train(federation.order(clients[start : start + task.cohort]), federation.own).terms
+        if terms is not None:
+            total = terms if total is None else add_terms(program, [total, terms])
+    if total is None:
+        raise InputError("refine: no client could send a finite posterior (did training diverge? try a smaller lr)")
+    reference = program.reference(federation.order(()).broadcast, program.options(federation.state.round))
+    pooled = {part: rule.decode(total[part], reference[part]) for part, rule in program.rules.items()}
+    return federation._replace(gathered=pooled)
 
 
 def personal_predictions(
@@ -130,3 +152,15 @@ def in_units(task: Task, y: Tensor) -> Tensor:
     if units is None or not y.is_floating_point():
         return y
     return y * torch.as_tensor(units[1]).to(y) + torch.as_tensor(units[0]).to(y)
+
+
+def refined_task(task: Task, **options: Any) -> Task:
+    """A task whose clients refine their classifiers in another way; what has been trained is what it was."""
+    asked = Refinement(**options)
+    asked.check()
+    if asked.laplace != "end":
+        raise InputError('laplace: after training, posteriors are fitted at the end; set laplace = "end"')
+    data = task.clients.data
+    x, y = data.x[:1].to(task.device), data.y[:1].to(task.device)
+    program = task.program.plain or task.program
+    return with_program(task, refined_program(program, asked, x, y, int(task.clients.sizes.max())))

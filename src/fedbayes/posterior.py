@@ -1,11 +1,11 @@
-"""Posteriors over a flat weight vector, as immutable values: Point, Gaussian, Draws."""
+"""Posteriors over a flat weight vector, as immutable values: Point, Gaussian, Draws, and values over parts of it."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,12 @@ from safetensors.torch import save as pack_safetensors
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fedbayes.covariance import FullGaussian
 from fedbayes.files import write_atomically
+from fedbayes.flow import FLOWS, Flowed
+from fedbayes.grafted import Grafted
 from fedbayes.layout import Layout
+from fedbayes.lowrank import LowRank
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -151,13 +155,21 @@ class Draws:
         return {n: Draws(t) for n, t in _layout(self).split(self.values).items()}
 
 
-Posterior = Point | Gaussian | Draws
+Posterior = Point | Gaussian | Draws | LowRank | FullGaussian | Flowed | Grafted
 Parts = dict[str, Posterior]  # what is broadcast, uploaded or kept: named parts, each with its own layout
-KINDS: dict[str, type[Any]] = {"point": Point, "gaussian": Gaussian, "draws": Draws}
+KINDS: dict[str, type[Any]] = {
+    "point": Point,
+    "gaussian": Gaussian,
+    "draws": Draws,
+    "lowrank": LowRank,
+    "full": FullGaussian,
+    "flowed": Flowed,
+    "grafted": Grafted,
+}
 
 
 def fields_of(q: Any) -> list[str]:
-    """The names of the tensors of a value, or of a kind of values."""
+    """The names of the tensors (or values) of a value, or of a kind of values."""
     return [name for name in q.__dataclass_fields__ if name != "layout"]
 
 
@@ -178,53 +190,79 @@ for _kind in KINDS.values():
 
 def map_tensors(q: Any, f: Any) -> Any:
     """The same value with f applied to each of its tensors."""
-    return replace(q, **{name: f(getattr(q, name)) for name in fields_of(q)})
+    return pytree.tree_map(f, q)
 
 
 def check(q: Posterior, what: str = "posterior") -> None:
     """Raise where a value is not a distribution: not finite, or a scale that is not positive."""
-    for name in fields_of(q):
-        t = getattr(q, name)
+    for name, t in _named_tensors(q).items():
         if not torch.isfinite(t).all():
             raise ValueError(f"{what}: {int((~torch.isfinite(t)).sum())} of {t.numel()} entries of {name} not finite")
+    if isinstance(q, Gaussian) and q.mean.shape != q.scale.shape:
+        raise ValueError(f"{what}: mean has shape {tuple(q.mean.shape)}, scale {tuple(q.scale.shape)}")
+    scale = scales(q)
+    if scale is not None and (bad := (scale <= 0).sum()):
+        raise ValueError(
+            f"{what}: scale must be positive: {int(bad)} of {scale.numel()} entries are not. "
+            "Was a log-scale or rho passed? (softplus or exp gives a scale)"
+        )
+
+
+def scales(q: Any) -> Tensor | None:
+    """What must be positive for q to be a distribution: scales, or the diagonal of a triangle; None: nothing."""
     if isinstance(q, Gaussian):
-        if q.mean.shape != q.scale.shape:
-            raise ValueError(f"{what}: mean has shape {tuple(q.mean.shape)}, scale {tuple(q.scale.shape)}")
-        bad = (q.scale <= 0).sum()
-        if bad:
-            raise ValueError(
-                f"{what}: scale must be positive: {int(bad)} of {q.scale.numel()} entries are not. "
-                "Was a log-scale or rho passed? (softplus or exp gives a scale)"
-            )
+        return q.scale
+    return torch.diagonal(q.tril, dim1=-2, dim2=-1) if isinstance(q, FullGaussian) else None
+
+
+def _named_tensors(q: Any) -> dict[str, Tensor]:
+    """The tensors of a value by field (`mean`); those of a value inside it by the way there (`base.mean`)."""
+    found: dict[str, Tensor] = {}
+    for name in fields_of(q):
+        t = getattr(q, name)
+        found |= (
+            {name: t} if isinstance(t, Tensor) else {f"{name}.{n}": inner for n, inner in _named_tensors(t).items()}
+        )
+    return found
+
+
+_NAMES = {kind: name for name, kind in {**KINDS, **FLOWS}.items()}
+
+
+def _header(q: Any) -> dict[str, Any]:
+    """How to read a value's tensors: its kind, its layout, and the same of the values inside it."""
+    layout = getattr(q, "layout", None)
+    inner = {name: getattr(q, name) for name in fields_of(q)}
+    nested = {name: _header(value) for name, value in inner.items() if not isinstance(value, Tensor)}
+    return {"kind": _NAMES[type(q)], "layout": layout.to_json() if layout else None, **nested}
 
 
 def flatten_parts(parts: Mapping[str, Posterior]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Parts as plain named tensors (`model.mean`) and a JSON header that says how to read them."""
-    tensors: dict[str, Tensor] = {}
-    header: dict[str, Any] = {}
-    names = {kind: name for name, kind in KINDS.items()}
-    for part, q in parts.items():
-        header[part] = {"kind": names[type(q)], "layout": q.layout.to_json() if q.layout else None}
-        tensors |= {f"{part}.{field}": getattr(q, field) for field in fields_of(q)}
-    return tensors, header
+    tensors = {f"{part}.{name}": t for part, q in parts.items() for name, t in _named_tensors(q).items()}
+    return tensors, {part: _header(q) for part, q in parts.items()}
 
 
 def unflatten_parts(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Parts:
     """The inverse of `flatten_parts`."""
-    parts: Parts = {}
-    for part, row in header.items():
-        kind = KINDS[row["kind"]]
-        layout = Layout.from_json(row["layout"]) if row["layout"] else None
-        parts[part] = kind(*(tensors[f"{part}.{name}"] for name in fields_of(kind)), layout)
-    return parts
+    return {part: _read(tensors, part, row) for part, row in header.items()}
+
+
+def _read(tensors: Mapping[str, Tensor], place: str, row: Mapping[str, Any]) -> Any:
+    kind = {**KINDS, **FLOWS}[row["kind"]]
+    values = [
+        _read(tensors, f"{place}.{n}", row[n]) if isinstance(row.get(n), dict) else tensors[f"{place}.{n}"]
+        for n in fields_of(kind)
+    ]
+    if "layout" not in kind.__dataclass_fields__:
+        return kind(*values)
+    return kind(*values, Layout.from_json(row["layout"]) if row["layout"] else None)
 
 
 def save(path: str | Path, parts: Mapping[str, Posterior] | Posterior) -> None:
     """Write a posterior, or named parts, as one safetensors file (atomically)."""
-    if isinstance(parts, Point | Gaussian | Draws):
-        parts = {"model": parts}
-    tensors, header = flatten_parts(parts)
-    data = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    tensors, header = flatten_parts(parts if isinstance(parts, Mapping) else {"model": parts})
+    data = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}  # values may share tensors
     write_atomically(path, pack_safetensors(data, metadata={"fedbayes": json.dumps(header)}))
 
 

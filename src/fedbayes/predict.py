@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedbayes.group import Group, group_of
 from fedbayes.model import Model, Weights
 from fedbayes.noise import Tape, address, generator
-from fedbayes.posterior import Draws, Gaussian, Point, Posterior
+from fedbayes.posterior import Draws, Grafted, LowRank, Point, Posterior
 
 
 class Predictive(NamedTuple):
@@ -65,21 +66,23 @@ def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) 
 
 def _drawn(parts: Mapping[str, Posterior], draws: int, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
     draws = _count(parts, draws)
-    return {
-        name: q.at(noise[name].to(q.mean.dtype))
-        if isinstance(q, Gaussian)
-        else (q.values if isinstance(q, Draws) else q.mean.expand(draws, -1))
-        for name, q in parts.items()
-    }
+    drawn = {}
+    for name, q in parts.items():
+        if isinstance(q, Point | Draws):
+            drawn[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
+        else:
+            drawn[name] = q.at(noise[name].to(q.mean.dtype))
+    return drawn
 
 
 def _noise(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dict[str, Tensor]:
-    """The standard normals [Z, P] of each part that is a Gaussian."""
+    """The standard normals [Z, P] of each part that has a density."""
     draws, made = _count(parts, draws), {}
     for name, q in parts.items():
-        if isinstance(q, Gaussian):
-            normals = _normals if draws * q.mean.shape[-1] <= KEPT else _normals.__wrapped__
-            made[name] = normals(draws, q.mean.shape[-1], q.mean.device, (*place, name))
+        if not isinstance(q, Point | Draws):
+            size = q.normals if isinstance(q, LowRank) else q.mean.shape[-1]
+            normals = _normals if draws * size <= KEPT else _normals.__wrapped__
+            made[name] = normals(draws, size, q.mean.device, (*place, name))
     return made
 
 
@@ -128,20 +131,23 @@ def predictive(
     """
     if closed:
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
-    if all(isinstance(q, Point) for q in parts.values()) and not dropout:
+    if all(isinstance(parts[p], Point) for p in model.layouts) and not dropout:
         draws = 1
+    many = batch or _rows_at_once(model, parts, x, draws if dropout else 0)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # For what can't be taken over, such as alpha dropout.
         torch.manual_seed(address(seed, "predict", "torch"))
         own = {p: parts[p] for p in model.layouts}
         noise = _noise(own, draws, seed, "predict")
+        classifier = classifier_of(model, own, x)
 
         def summarise(own: Own) -> Summaries:
             drawn, pieces = _drawn(own, draws, noise), []
-            many = batch or _rows_at_once(model, drawn, x, dropout)
             for start in range(0, max(len(x), 1), many):
                 rows, place = x[start : start + many], (seed, "predict", start)
-                means, variances = each_draw(model, drawn, rows, model.likelihood.moments, place, dropout=dropout)
+                means, variances = each_draw(
+                    model, drawn, rows, model.likelihood.moments, place, dropout=dropout, classifier=classifier
+                )
                 pieces.append(_summaries(means, variances, model.likelihood.kind))
             return tuple(torch.cat(column) for column in zip(*pieces))
 
@@ -193,12 +199,20 @@ def each_draw(
     place: tuple[int | str, ...],
     *,
     dropout: bool = False,
+    classifier: Group | None = None,
 ) -> tuple[Tensor, ...]:
     """What `read` makes of the output for a batch and the weights, under each draw [Z, P]: tensors [Z, n, ...].
 
-    `place` is the address of the noise of dropout.
+    `place` is the address of the noise of dropout. `classifier` is all that differs between the draws, where that is
+    known: its features are then computed once.
     """
     count = next(iter(drawn.values())).shape[0]
+    group = classifier
+    if group is not None and not dropout:
+        first = {part: v[0] for part, v in drawn.items()}
+        seen, weights = group.look(first, x), model.weights(first)
+        vectors = drawn[group.part].index_select(-1, group.places)
+        return vmap(lambda w: read(group.output(w, seen, first), weights))(vectors)
 
     def one(vectors: dict[str, Tensor], noise: Tensor | None) -> tuple[Tensor, ...]:
         weights = model.weights(vectors)
@@ -210,10 +224,11 @@ def each_draw(
             yield from [None] * count
             return
         random = torch.Generator(x.device).manual_seed(address(*place))
-        used = _dropout_normals(model, drawn, x)
+        used = _dropout_normals(model, {part: v[0] for part, v in drawn.items()}, x)
         yield from (torch.randn(used, generator=random, device=x.device) for _ in range(count))
 
-    if count > 1 and not (x.device.type == "cpu" and model.convolves):
+    # Stacked convolutions are slower than one after another where each has many rows.
+    if count > 1 and not model.convolves:
         noise = torch.stack(list(noises())) if dropout else None  # type: ignore[arg-type]
         try:
             return vmap(one, in_dims=(0, None if noise is None else 0), randomness="different")(drawn, noise)
@@ -223,21 +238,34 @@ def each_draw(
     return tuple(torch.stack(column) for column in zip(*rows))
 
 
-def _dropout_normals(model: Model, drawn: dict[str, Tensor], x: Tensor) -> int:
+def classifier_of(model: Model, parts: Mapping[str, Posterior], x: Tensor) -> Group | None:
+    """The network's last linear map, where it is grafted on a network of points: all that differs between draws."""
+    grafts = [q for part, q in parts.items() if part in model.layouts and not isinstance(q, Point)]
+    if len(grafts) != 1 or not len(x):
+        return None
+    (q,) = grafts
+    if not isinstance(q, Grafted) or not isinstance(q.stock, Point) or q.graft.layout is None:
+        return None
+    group = group_of(model, model.module, q.graft.layout.names, x[:1])
+    return group if group.linear else None
+
+
+def _dropout_normals(model: Model, vectors: Mapping[str, Tensor], x: Tensor) -> int:
     """How many normals the dropout of one forward pass reads, by a dry run."""
     tape = Tape()
-    model.output(model.weights({part: v[0] for part, v in drawn.items()}), x, tape)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model.output(model.weights(vectors), x, tape)
     return tape.used
 
 
 MOST_NORMALS = {"cpu": 2**25, "cuda": 2**30}  # of dropout in memory at once
 
 
-def _rows_at_once(model: Model, drawn: dict[str, Tensor], x: Tensor, dropout: bool) -> int:
-    """Rows of a batch whose activations, under all draws, and whose dropout noise fit in memory."""
-    most = 1024 if x.device.type == "cpu" or model.convolves else 16384
-    if not dropout or not len(x):
+def _rows_at_once(model: Model, parts: Mapping[str, Posterior], x: Tensor, masks: int) -> int:
+    """Rows of a batch whose activations fit in memory, and the noise of so many dropout masks."""
+    most = 1024 if x.device.type == "cpu" else 4096 if model.convolves else 16384
+    if not masks or not len(x):
         return most
-    count = 1 if x.device.type == "cpu" and model.convolves else next(iter(drawn.values())).shape[0]
-    each = max(1, count * _dropout_normals(model, drawn, x[:1]))
-    return max(1, min(most, MOST_NORMALS.get(x.device.type, 2**25) // each))
+    each = _dropout_normals(model, {part: parts[part].mean for part in model.layouts}, x[:1])
+    together = each * (1 if model.convolves else masks)
+    return max(1, min(most, MOST_NORMALS.get(x.device.type, 2**25) // max(1, together)))

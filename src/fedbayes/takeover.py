@@ -30,9 +30,7 @@ class Takeover(TorchFunctionMode):
 def training_handlers(tape: Tape, mask: Tensor | None) -> dict[Any, Handler]:
     """Dropout that reads the tape, and BatchNorm that does not see padded rows (mask [B], None: all rows live)."""
     handlers: dict[Any, Handler] = {f: _dropout(tape, axes) for f, axes in DROPOUTS.items()}
-    if mask is not None:
-        handlers[F.batch_norm] = _masked_batch_norm(mask)
-    return handlers
+    return {**handlers, F.batch_norm: batch_norm(mask)}
 
 
 # How many leading axes have a mask of their own: all (elementwise), or batch and channel.
@@ -50,8 +48,13 @@ def _dropout(tape: Tape, axes: int | None) -> Handler:
     return dropout
 
 
-def _masked_batch_norm(mask: Tensor) -> Handler:
-    def batch_norm(
+def batch_norm(mask: Tensor | None = None) -> Handler:
+    """BatchNorm in the precision of its statistics that does not see padded rows.
+
+    PyTorch's own where all rows are live and inputs are of that precision: in bfloat16 vmap can't take it.
+    """
+
+    def call(
         input: Tensor,
         running_mean: Tensor | None,
         running_var: Tensor | None,
@@ -61,27 +64,42 @@ def _masked_batch_norm(mask: Tensor) -> Handler:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        if not training:
-            return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-        # A network may fold other axes into the rows, row by row: then each row's flag stands for its share.
-        live = mask.to(input.dtype).repeat_interleave(input.shape[0] // mask.shape[0])
-        axes = [i for i in range(input.dim()) if i != 1]
-        column = [1, -1] + [1] * (input.dim() - 2)
-        rows = live.reshape([-1] + [1] * (input.dim() - 1))
-        count = live.sum() * (input[:1, :1].numel())
-        count = count.clamp(min=1)
-        mean = (input * rows).sum(axes) / count
-        centred = input - mean.reshape(column)
-        variance = (centred.square() * rows).sum(axes) / count
-        if running_mean is not None and running_var is not None:
-            unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
-            # A batch without a live row leaves the statistics as they are.
-            rate = momentum * (live.sum() > 0).to(input.dtype)
-            running_mean.copy_(running_mean + rate * (mean.detach() - running_mean))
-            running_var.copy_(running_var + rate * (unbiased - running_var))
+        exact = running_mean is None or running_mean.dtype == input.dtype
+        if exact and (mask is None or not training):
+            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        given, x = input.dtype, input if running_mean is None else input.to(running_mean.dtype)
+        column = [1, -1] + [1] * (x.dim() - 2)
+        if training:
+            centred, variance = _statistics(x, mask, running_mean, running_var, momentum)
+        else:
+            assert running_mean is not None
+            assert running_var is not None
+            centred, variance = x - running_mean.reshape(column), running_var
         out = centred * (variance + eps).rsqrt().reshape(column)
         if weight is not None:
             out = out * weight.reshape(column)
-        return out if bias is None else out + bias.reshape(column)
+        return (out if bias is None else out + bias.reshape(column)).to(given)
 
-    return batch_norm
+    return call
+
+
+def _statistics(
+    x: Tensor, mask: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """The centred input and its variance over the live rows; the running statistics move towards theirs, in place."""
+    # A network may fold other axes into the rows, row by row: then each row's flag stands for its share.
+    live = x.new_ones(len(x)) if mask is None else mask.to(x.dtype).repeat_interleave(x.shape[0] // mask.shape[0])
+    axes = [i for i in range(x.dim()) if i != 1]
+    column = [1, -1] + [1] * (x.dim() - 2)
+    rows = live.reshape([-1] + [1] * (x.dim() - 1))
+    count = (live.sum() * x[:1, :1].numel()).clamp(min=1)
+    mean = (x * rows).sum(axes) / count
+    centred = x - mean.reshape(column)
+    variance = (centred.square() * rows).sum(axes) / count
+    if running_mean is not None and running_var is not None:
+        unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
+        # A batch without a live row leaves the statistics as they are.
+        rate = momentum * (live.sum() > 0).to(x.dtype)
+        running_mean.copy_(running_mean + rate * (mean.detach() - running_mean))
+        running_var.copy_(running_var + rate * (unbiased - running_var))
+    return centred, variance

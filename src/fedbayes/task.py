@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ from fedbayes.federation import (
     begin,
     cohort_of,
     cohort_size,
+    gathering,
     open_round,
 )
 from fedbayes.methods import Method, Setting, method_named
@@ -32,6 +33,7 @@ from fedbayes.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
 from fedbayes.noise import address
 from fedbayes.personal import personal_of
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
+from fedbayes.serving import server_engine
 
 # Scores by which early stopping judges, and their direction.
 MONITORS = {"nll": 1, "accuracy": -1}
@@ -77,11 +79,13 @@ class Task:
     device: torch.device
     personal_every: int = 0  # rounds between evaluations of the personal models; 0: none
     personal: Any = None  # the engine that makes them
+    gather: Any = None  # the engine that gathers what they need of one another; None: nothing
     target_loss: float | None = None  # stop when the training loss is as low
     target_accuracy: float | None = None  # stop when the accuracy on the test set is as high
     monitor: str = "nll"  # the validation score by which the best round is chosen
     before: Before | None = None
     elsewhere: Callable[[Any], Iterator[tuple[int, Any]]] | None = None  # has personal models scored on other machines
+    server: Any = None  # the engine that distils at the server
 
     def begin(self) -> Progress:
         """The progress before the first round, after the server's pre-training where there is one."""
@@ -129,7 +133,7 @@ def prepare(
     target_loss: float | None = None,
     target_accuracy: float | None = None,
     monitor: str = "nll",
-    server_data: Tensor | None = None,
+    server_data: Any = None,
     init: Mapping[str, Posterior] | None = None,
 ) -> Task:
     """Check everything that can be checked before the first round, and bind the method to the network and the data."""
@@ -161,13 +165,17 @@ def prepare(
         None if scale is None else (scale.mean, scale.std),
         precision == "bf16",
         _augmentation(augment, data),
+        seed,
+        rounds,
+        data.y[:1].to(where),
+        int(clients.sizes.max()),
     )
     _try_network(setting, clients)
     program = method.build(setting)
     if init is not None:
         program = program._replace(initial=_initial(program, init, where))
     store = Store(*_on_device(data, where), clients.train_rows)
-    if program.server_client is not None:
+    if program.server_client is not None and program.server_targets is None:
         server_data = clients.server if server_data is None else server_data
         if not len(server_data):
             raise InputError("server_data: this method trains at the server and needs rows there; there are none")
@@ -185,8 +193,7 @@ def prepare(
     )
     if not program.whole and validation:
         raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
-    program = program._replace(personal=personal_of(program))
-    return Task(
+    task = Task(
         program,
         clients,
         held,
@@ -201,10 +208,23 @@ def prepare(
         evaluate_every,
         where,
         personal_every,
-        made.beside(at_home(program), address(seed, "personal")),
-        target_loss,
-        target_accuracy,
-        monitor,
+        target_loss=target_loss,
+        target_accuracy=target_accuracy,
+        monitor=monitor,
+        server=None if program.server_targets is None else server_engine(program, made, clients, server_data, seed),
+    )
+    return with_program(task, program)
+
+
+def with_program(task: Task, program: Program) -> Task:
+    """The task with engines that make the personal models of a program; what trains is not changed."""
+    program = program._replace(personal=personal_of(program))
+    asked, made = gathering(program), task.engine
+    return replace(
+        task,
+        program=program,
+        personal=made.beside(at_home(program), address(task.seed, "personal")),
+        gather=None if asked is None else made.beside(asked, address(task.seed, "gather")),
     )
 
 

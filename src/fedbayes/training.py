@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedbayes.clients.client import Own
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.engine.stacked import train_together
+from fedbayes.engine.stacked import train_within_memory
 from fedbayes.errors import InputError
 from fedbayes.federation import (
     BY_MEMBERS,
@@ -25,11 +25,12 @@ from fedbayes.federation import (
     predicting,
 )
 from fedbayes.observation import with_noise as observed
-from fedbayes.personalised import Federation, personal_models, personal_scores, sums_of
+from fedbayes.personalised import Federation, personal_models, personal_scores, refined_task, sums_of
 from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.predict import Predictive, directly, predictive
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
+from fedbayes.serving import at_server
 from fedbayes.task import MONITORS, Best, Progress, Task, prepare
 
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
@@ -89,7 +90,7 @@ def rounds_together(
         orders = [tasks[m].open(progress[m]) for m in live]
         made: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
         with quick_cpu(), tensor_cores(lead.precision):
-            outcomes = train_together([tasks[m].engine for m in live], orders, [owns[m].get for m in live])
+            outcomes = train_within_memory([tasks[m].engine for m in live], orders, [owns[m].get for m in live])
             for m, order, outcome in zip(live, orders, outcomes):
                 progress[m], record = close(tasks[m], progress[m], owns[m], order, outcome)
                 made[m] = (progress[m], record)
@@ -110,7 +111,9 @@ def close(
 ) -> tuple[Progress, dict[str, Any]]:
     """Close a round: aggregate, train at the server where the method does, evaluate when due."""
     state, report = close_round(task.program, progress.state, order, outcome)
-    if task.program.server_client is not None:
+    if task.server is not None:
+        state = at_server(task.program, task.server, state, order.options, outcome)
+    elif task.program.server_client is not None:
         upload = task.engine.server(task.program.server_client, state, order.options)
         state = state._replace(broadcast={**state.broadcast, **upload.parts})
     due = _due(task, state.round, task.evaluate_every)
@@ -321,6 +324,10 @@ class Run:
         """Scores of all clients' personal models on their own test rows."""
         return personal_scores([self.home])[0]
 
+    def refined(self, refine: str = "flow", **options: Any) -> Run:
+        """The same run with personal models that are refined in another way; options as in `methods.refined`."""
+        return replace(self, task=refined_task(self.task, refine=refine, **options))
+
     @property
     def home(self) -> Federation:
         """The federation as its personal models see it."""
@@ -337,6 +344,14 @@ class Personal:
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """Predictions with their uncertainty parts, as `Run.predict`."""
         return predict_with(self.run.task, self.parts, self.run._stored(x), draws=draws)
+
+    @property
+    def as_run(self) -> Run:
+        """A run that predicts by this model, for all that takes runs: OOD scores, calibration."""
+        task = self.run.task
+        program = task.program._replace(whole=True, predictor=lambda parts: parts, members=False)
+        state = self.run.progress.state._replace(broadcast=self.parts)
+        return Run(replace(task, program=program), self.run.progress._replace(state=state, best=None), [])
 
 
 def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedbayes.data import from_clients
+from fedbayes.engine import choice
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import Loop
 from fedbayes.engine.stacked import Stacked
@@ -44,7 +45,14 @@ def test_a_long_run_is_compiled_where_there_is_a_compiler(monkeypatch: pytest.Mo
     assert "no C++ compiler" in without.choice
 
 
-def test_convolutions_run_client_by_client_on_a_cpu() -> None:
+def test_convolutions_of_tiny_images_run_a_few_clients_at_once_on_a_cpu() -> None:
+    made = task(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3)), rounds=3)
+    assert made.engine.chunk == choice.FEW_TINY
+    assert "8 clients at once" in made.choice
+
+
+def test_convolutions_run_client_by_client_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "TINY", 0)
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
     made = task(network, rounds=3)
     assert made.engine.chunk == 1

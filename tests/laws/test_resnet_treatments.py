@@ -82,6 +82,15 @@ def test_a_step_with_given_dropout_is_one_graph_for_the_compiler(monkeypatch):
     same(traced, eager, 1e-8)
 
 
+def test_bfloat16_trains_stacked_with_batch_norm():
+    network = network_named("resnet", SHAPE, 3, depth=8, width=2)
+    method = TREATMENTS["flipout, ws"]()
+    run = fb.fit(network, sites(UNEQUAL), method=method, rounds=1, engine="stacked", compile="off", precision="bf16")
+    assert "notes" not in run.journal[0]
+    assert torch.isfinite(run.posterior.mean).all()
+    assert run.posterior.mean.dtype == run.parts["buffers"].mean.dtype == torch.float32
+
+
 def test_statistics_of_batch_norm_travel_as_means_by_size():
     """One step a client from the same start: the pooled running mean is the mean over clients, weighted by rows."""
     sizes = [4, 12]

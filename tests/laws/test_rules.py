@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbayes import Gaussian, Point, pool
+from fedbayes import FullGaussian, Gaussian, Point, pool
 from fedbayes.server.rules import RULES
 
 P = 5
@@ -18,6 +18,12 @@ def _values(name: str, seed: int, k: int) -> list:
     g = torch.Generator().manual_seed(seed)
     means = 3 * torch.randn(k, P, generator=g, dtype=torch.float64)
     scales = 0.3 * torch.randn(k, P, generator=g, dtype=torch.float64).exp()
+    if FullGaussian in RULES[name].takes:
+        turns = torch.randn(k, P, P, generator=g, dtype=torch.float64)
+        return [
+            FullGaussian.from_covariance(m, t @ t.T + s.square().diag())
+            for m, s, t in zip(means, scales, turns, strict=True)
+        ]
     if Gaussian in RULES[name].takes and name != "fedag":
         return [Gaussian(m, s) for m, s in zip(means, scales, strict=True)]
     return [Point(m) for m in means]
@@ -38,6 +44,8 @@ def _same(a, b) -> None:
     torch.testing.assert_close(a.mean, b.mean, **CLOSE)
     if isinstance(a, Gaussian):
         torch.testing.assert_close(a.scale**2, b.scale**2, rtol=1e-9, atol=1e-12)
+    if isinstance(a, FullGaussian):
+        torch.testing.assert_close(a.covariance, b.covariance, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -85,7 +93,7 @@ def test_only_dwc_depends_on_the_reference_and_it_does():
     assert not torch.allclose(a.mean, b.mean)
 
 
-@pytest.mark.parametrize("name", ["nwa", "lp", "log_pool", "mean_rho", "dwc"])
+@pytest.mark.parametrize("name", ["nwa", "lp", "log_pool", "mean_rho", "dwc", "moment_matching"])
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_copies_of_one_posterior_give_it_back(name, k):
     (q,) = _values(name, 3, 1)
@@ -150,7 +158,7 @@ def test_weighted_conflation_is_no_wider_than_the_heaviest_client(seed, k):
 @settings(max_examples=25, deadline=None)
 @seeds
 def test_a_client_of_weight_zero_does_not_change_weighted_rules(seed, k):
-    for name in ("nwa", "ws", "lp", "wc", "log_pool", "mean_rho", "fedavg", "fedag"):
+    for name in ("nwa", "ws", "lp", "wc", "log_pool", "mean_rho", "moment_matching", "fedavg", "fedag"):
         qs, w = _values(name, seed, k + 1), _weights(seed, k + 1)
         w[-1] = 0
         _same(pool(name, qs, w), pool(name, qs[:-1], w[:-1]))

@@ -28,7 +28,7 @@ def test_the_tables_have_the_papers_cells():
     ("table", "row", "column", "printed"),
     [
         ("agg-2", "Conflation", "2-class", (0.5309, 1.46)),
-        ("agg-2", "NWA, size", "Dirichlet 5", (0.7989, 0.62)),
+        ("agg-2", "NWA size", "Dirichlet 5", (0.7989, 0.62)),
         ("agg-3", "MC dropout", "Dirichlet .5", (0.8791, 0.357)),
         ("agg-4", "DWC", "2-class", (0.1164, 2.69)),
         ("agg-5", "LP", "IID", (0.4614, 1.46)),
@@ -86,7 +86,7 @@ def trained(tmp_path_factory):
     run_cells(
         printed,
         output,
-        only=["Conflation", "NWA, size", "IID"],
+        only=["Conflation", "NWA size", "IID"],
         scale="small",
         changes={"rounds": 1},
     )
@@ -96,7 +96,7 @@ def trained(tmp_path_factory):
 def test_small_cells_train_and_stand_beside_the_published_figures(trained):
     printed, output = trained
     rows = rows_of("agg-2", printed, output, "small")
-    assert {(r["row"], r["column"]) for r in rows} == {("Conflation", "IID"), ("NWA, size", "IID")}
+    assert {(r["row"], r["column"]) for r in rows} == {("Conflation", "IID"), ("NWA size", "IID")}
     assert {r["metric"] for r in rows} == set(printed.metrics)
     (one,) = [r for r in rows if (r["row"], r["metric"]) == ("Conflation", "accuracy")]
     assert one["published"] == pytest.approx(0.8742)

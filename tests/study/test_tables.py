@@ -57,7 +57,7 @@ def test_an_ensemble_is_a_mixture_with_the_members_own_variances():
 def calls(monkeypatch):
     seen = []
 
-    def cell(kind, name, count=None):
+    def cell(kind, name, count=None, device="cpu"):
         seen.append((kind, name, count))
         scores = {"nll": 2.0, "rmse": 3.0, "sharpness": 1.0, "crps": 1.0, "coverage50": 0.5, "coverage90": 0.9}
         return {row: [scores, {**scores, "nll": 4.0}] for row in folds.CELLS[kind][1]}

@@ -21,6 +21,11 @@ def run(
     compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
     central: Annotated[bool, typer.Option("--central", help="Pool all rows in one client: no federation.")] = False,
     tensorboard: Events = False,
+    active: Annotated[
+        str | None, typer.Option(help="Active learning by entropy, mutual_information or random: labels are asked for.")
+    ] = None,
+    labelled: Annotated[int, typer.Option(help="Rows that a client has labels of at first, with --active.")] = 20,
+    budget: Annotated[int, typer.Option(help="Labels that a client asks for after each stage, with --active.")] = 20,
 ) -> None:
     """Train an experiment into a folder, and write its report."""
     from fedbayes.study.experiment import with_settings
@@ -35,11 +40,17 @@ def run(
         from fedbayes.study.build import options_of_method
 
         experiment = with_settings(experiment, given, options_of_method)
-    folder = output or Path("runs") / f"{Path(name).stem}{'-central' if central else ''}"
     if central:
         from fedbayes.study.build import without_federation
 
         experiment = without_federation(experiment)
+    if active is not None:
+        from fedbayes.study.active import Active, run_active
+
+        home = output or Path("runs") / f"{Path(name).stem}-{active}"
+        _train(lambda watch: run_active(experiment, Active(active, labelled, budget), home, watch), home, tensorboard)
+        return
+    folder = output or Path("runs") / f"{Path(name).stem}{'-central' if central else ''}"
     _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
 
 
@@ -66,6 +77,11 @@ def sweep(
 @app.command()
 def resume(folder: Folder, tensorboard: Events = False) -> None:
     """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
+    if (folder / "active.toml").is_file():
+        from fedbayes.study.active import resume_active
+
+        _train(lambda watch: resume_active(folder, watch), folder, tensorboard)
+        return
     from fedbayes.study.run import experiment_in
 
     experiment = experiment_in(folder)

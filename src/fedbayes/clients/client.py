@@ -78,7 +78,10 @@ class Dense(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """`epochs` passes over the client's data in shuffled batches; a step reads `batches` of them at once."""
+    """`epochs` passes over the client's data in shuffled batches; a step reads `batches` of them at once.
+
+    `begin` is done once before the first step, and may change the shape of the state.
+    """
 
     step: Callable[[State, Any, Tape, Info], State]  # a Batch, or a tuple of them when batches > 1
     epochs: int
@@ -86,6 +89,7 @@ class Phase(NamedTuple):
     batches: int = 1
     rowwise: Rowwise | None = None
     dense: Dense | None = None
+    begin: Callable[[State, Info], State] | None = None
 
     def with_step(self, step: Callable[[State, Any, Tape, Info], State]) -> Phase:
         """The same passes over the data with another step, of whose form nothing is known."""
@@ -103,7 +107,8 @@ class Client(NamedTuple):
 
 def only_if(live: Tensor, new: Any, old: Any) -> Any:
     """new where live, else old, for every tensor of a state: a step without live rows changes nothing."""
-    return torch.utils._pytree.tree_map(lambda a, b: torch.where(live, a, b), new, old)
+    same = (lambda a, b: False) if torch.compiler.is_compiling() else (lambda a, b: a is b)  # what a step only carries
+    return torch.utils._pytree.tree_map(lambda a, b: a if same(a, b) else torch.where(live, a, b), new, old)
 
 
 def falling_rate(b: Batch, info: Info, epochs: int) -> Tensor:

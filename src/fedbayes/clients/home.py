@@ -77,7 +77,11 @@ def keep_home(inner: Client, split: Split, first: Parts) -> Client:
         def step(state: State, b: Any, tape: Tape, info: Info) -> State:
             return state._replace(inner=phase.step(state.inner, b, tape, info._replace(broadcast=state.whole)))
 
-        return phase.with_step(step)
+        def begin(state: State, info: Info) -> State:
+            assert phase.begin is not None
+            return state._replace(inner=phase.begin(state.inner, info._replace(broadcast=state.whole)))
+
+        return phase.with_step(step)._replace(begin=begin if phase.begin else None)
 
     def finish(state: State, info: Info) -> Upload:
         done = inner.finish(state.inner, info._replace(broadcast=state.whole))

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
 from fedbayes.clients.known import dense, rowwise
 from fedbayes.gradient import gradients
-from fedbayes.model import STATIC, Model
+from fedbayes.model import Model
 from fedbayes.noise import Tape
 from fedbayes.optimisers import Optimiser
 from fedbayes.posterior import Parts, Point
@@ -37,7 +37,7 @@ def point(
 
     def start(own: Own, info: Info) -> Learner:
         vectors = {part: info.broadcast[part].mean for part in model.layouts}
-        static = {part: vectors.pop(part) for part in STATIC if part in vectors}
+        static = {part: vectors.pop(part) for part in model.static}
         zero = torch.zeros((), device=next(iter(vectors.values())).device)
         return Learner(vectors, static, optimiser.init(vectors), zero, zero)
 

@@ -14,7 +14,7 @@ from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Up
 from fedbayes.errors import InputError
 from fedbayes.gradient import gradients
 from fedbayes.layout import matches
-from fedbayes.model import STATIC, Model
+from fedbayes.model import Model
 from fedbayes.networks.estimators import Plan, forward
 from fedbayes.noise import Tape
 from fedbayes.optimisers import Optimiser
@@ -72,7 +72,7 @@ def variational(
         assert isinstance(q, Gaussian)
         vectors = {"mean": q.mean, "rho": softplus_inverse(q.scale)}
         vectors |= {part: info.broadcast[part].mean for part in points}
-        static = {part: info.broadcast[part].mean for part in STATIC if part in model.layouts}
+        static = {part: info.broadcast[part].mean for part in model.static}
         zero = q.mean.new_zeros(())
         return Learner(vectors, static, optimiser.init(vectors), zero, zero)
 

@@ -27,6 +27,8 @@ COMPILE: dict[str, str | None] = {"auto": None, "off": "eager", "on": "compiled"
 # Compiling takes about half a minute; a stacked step saves 1 to 10 ms by it. So it pays from some 10^4 steps on.
 STEPS_WORTH_COMPILING = {"cpu": 20_000, "cuda": 2_000}
 SMALL = 1_000_000  # multiplications of a client's batch that one thread does as fast as several
+TINY = 4096  # numbers of a batch of images whose convolutions cost less than the calls of them
+FEW_TINY = 8  # clients at once where images are so small
 WORKERS = 8  # clients side by side that Python's lock leaves room for
 
 
@@ -64,9 +66,11 @@ def choose(
         if mode in ("eager", BY_HAND) and _is_small(program):
             workers = 1
         if engine == "auto" and program.model.convolves and chunk is None:
-            chunk = 1  # stacked convolutions are slower than one after another on a CPU
+            # Stacked convolutions are slower than one after another on a CPU, unless calls cost more than products.
             workers = 0 if _draws(program.model, store.x) else WORKERS
-            why += "; convolutions run client by client on a CPU" + (", clients side by side" if workers else "")
+            chunk = FEW_TINY if workers and _is_tiny(program, store.x) else 1
+            few = "client by client" if chunk == 1 else f"{chunk} clients at once"
+            why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
     made = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode), cohorts=cohorts, workers=workers)
     return made, f"engine stacked, steps {mode}: {why}"
 
@@ -75,6 +79,10 @@ def _is_small(program: Program) -> bool:
     """Whether a client's products are so short that a second thread costs more than it brings."""
     weights = sum(layout.size for layout in program.model.trainable.values())
     return weights * max(phase.batch for phase in program.client.phases) <= SMALL
+
+
+def _is_tiny(program: Program, x: Tensor) -> bool:
+    return x[:1].numel() * max(phase.batch for phase in program.client.phases) <= TINY
 
 
 def _draws(model: Model, x: Tensor) -> bool:

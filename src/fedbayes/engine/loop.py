@@ -70,9 +70,9 @@ class Loop:
                 metrics[name] = metrics.get(name, 0.0) + float(value)
         return Outcome(total, uploads, kept, left_out, metrics, len(kept))
 
-    def beside(self, program: Program, seed: int) -> Loop:
-        """An engine for another program on the same data, with noise of its own."""
-        return Loop(program, self.store, seed=seed)
+    def beside(self, program: Program, seed: int, store: Store | None = None) -> Loop:
+        """An engine for another program on this or other data, with noise of its own."""
+        return Loop(program, store or self.store, seed=seed)
 
     def _terms(self, upload: Upload, info: Info) -> tuple[Terms, Tensor]:
         if self.program.needs_uploads:  # the weight is not known yet: one stands in, only finiteness is asked
@@ -112,6 +112,8 @@ class Loop:
         with seeded(self.seed, number, k, "torch"):
             state = client.start(client.first(broadcast) if own is None else own, info)
             for place, phase in enumerate(client.phases):
+                if phase.begin is not None:
+                    state = phase.begin(state, info)
                 plan = schedule(rows, phase, self.seed, number, k, place)
                 for step in range(len(plan.rows)):
                     live = None if plan.live is None else plan.live[step]

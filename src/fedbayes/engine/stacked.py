@@ -104,9 +104,15 @@ class Stacked:
         notes, self.notes, self.steps.notes = self.notes + self.steps.notes, [], []
         return notes
 
-    def beside(self, program: Program, seed: int) -> Stacked:
-        """An engine for another program on the same data, with noise of its own; what is compiled is shared."""
-        return Stacked(program, self.store, seed=seed, chunk=self.chunk, steps=self.steps, workers=self.workers)
+    def beside(self, program: Program, seed: int, store: Store | None = None) -> Stacked:
+        """An engine for another program on this or other data, with noise of its own.
+
+        What is compiled is shared where the steps are the same; others run eagerly, for they are few.
+        """
+        known = {id(phase.step) for phase in self.program.client.phases}
+        same = all(id(phase.step) in known for phase in program.client.phases)
+        steps, there = self.steps if same else Steps(), store or self.store
+        return Stacked(program, there, seed=seed, chunk=self.chunk, steps=steps, workers=self.workers)
 
     def server(self, *args: Any) -> Upload:
         """The server's own training: a cohort of one."""
@@ -140,6 +146,22 @@ def train_together(
             if not seat.ghost:
                 after()
     return [merge(engine.program, brought) for engine, brought in zip(engines, found)]
+
+
+def train_within_memory(engines: Sequence[Stacked], orders: Sequence[Order], owns: Sequence[OwnState]) -> list[Outcome]:
+    """`train_together`, in smaller chunks from where memory ran out."""
+    while True:
+        try:
+            return train_together(engines, orders, owns)
+        except torch.OutOfMemoryError:
+            if engines[0].chunk == 1:
+                raise
+            fewer = max(1, min(engines[0].chunk, sum(len(order.cohort) for order in orders)) // 2)
+            engines[0].notes.append(f"out of memory: {fewer} clients at once from now on")
+        for engine in engines:
+            engine.chunk, engine._width = fewer, 0
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def _run_chunks(
@@ -216,6 +238,8 @@ def _run_chunk(
     with nullcontext() if lead.workers > 1 else seeded(lead.seed, orders[0].round, number, "torch"):
         state = together.over(client.start, (0, together.info))(own, info)
         for place, phase in enumerate(client.phases):
+            if phase.begin is not None:
+                state = together.over(phase.begin, (0, together.info))(state, info)
             table = _table(engines, orders, seats, place)
             if place not in lead.normals:
                 one = tree_map(lambda t: t[0], state)

@@ -44,6 +44,8 @@ def federated(post: Post) -> Carrier:
         settings = settings_of(experiment.flower, task.cohort)
         if task.program.noise in BY_MEMBERS and not int(task.clients.sizes.max()):
             raise InputError('noise: the server has no rows to judge it by; set noise = "likelihood" or "none"')
+        if task.program.gather is not None:
+            raise InputError('laplace: on Flower posteriors travel with the rounds; set laplace = "every"')
         write_once(folder / TOKEN, secrets.token_hex(8))
         head = {
             **head_of(experiment, layouts_of(task.program.initial)),

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbayes.errors import InputError, unknown
+from fedbayes.networks import distilled
 from fedbayes.networks.resnet import resnet, resnet18, resnet34
+from fedbayes.networks.wide import lenet, wide_resnet
 from fedbayes.noise import address
 
 Shape = Sequence[int]
@@ -113,6 +115,14 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet": resnet,
     "resnet18": resnet18,
     "resnet34": resnet34,
+    "fedppd_mnist": distilled.fedppd_mnist,
+    "fedppd_mnist_student": distilled.fedppd_mnist_student,
+    "fedppd_femnist": distilled.fedppd_femnist,
+    "fedppd_femnist_student": distilled.fedppd_femnist_student,
+    "fedppd_cifar": distilled.fedppd_cifar,
+    "fedppd_cifar_student": distilled.fedppd_cifar_student,
+    "lenet": lenet,
+    "wide_resnet": wide_resnet,
 }
 
 

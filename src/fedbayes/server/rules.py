@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedbayes.covariance import FullGaussian, triangle
 from fedbayes.errors import unknown
 from fedbayes.posterior import Draws, Gaussian, Point, Posterior, check, softplus_inverse
 
@@ -42,6 +43,8 @@ class Rule(NamedTuple):
 def unit_scale(reference: Posterior) -> Tensor:
     if isinstance(reference, Gaussian):
         return reference.scale.double()
+    if isinstance(reference, FullGaussian):
+        return reference.moments()[1].double().sqrt()
     return torch.ones_like(reference.mean, dtype=torch.float64)
 
 
@@ -69,6 +72,16 @@ def _only(encode: Encode, *keys: str) -> Encode:
     """Send no more than the rule decodes."""
     wanted = (*keys, "weight", "count")
     return lambda q, w, reference: {k: t for k, t in encode(q, w, reference).items() if k in wanted}
+
+
+def full_moments(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
+    """Weighted means d, covariances S and products d d^T [P, P] about the reference's mean (pFedPF eq. 15)."""
+    assert isinstance(q, FullGaussian)
+    w, unit = weight.double(), unit_scale(reference)
+    d = (q.mean.double() - reference.mean.double()) / unit
+    tril = q.tril.double() / unit[:, None]
+    # Apart, so that rounding of large products can't eat small covariances.
+    return _with_weight({"mean": w * d, "within": w * (tril @ tril.mT), "square": w * (d[:, None] * d)}, weight)
 
 
 def naturals(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
@@ -106,6 +119,15 @@ def _linear_pool(t: Statistics, reference: Posterior) -> Gaussian:
     mean = t["mean"] / t["weight"]
     disagreement = (t["square"] / t["weight"] - mean.square()).clamp(min=0)  # rounding can make it -1e-16
     return _gaussian(mean, t["variance"] / t["weight"] + disagreement, reference)
+
+
+def _moment_matching(t: Statistics, reference: Posterior) -> FullGaussian:
+    unit, dtype = unit_scale(reference), reference.mean.dtype
+    mean = t["mean"] / t["weight"]
+    tril = triangle(t["within"] / t["weight"], t["square"] / t["weight"] - mean[:, None] * mean)
+    return FullGaussian(
+        (reference.mean.double() + unit * mean).to(dtype), (unit[:, None] * tril).to(dtype), reference.layout
+    )
 
 
 def _log_pool(t: Statistics, reference: Posterior) -> Gaussian:
@@ -185,6 +207,12 @@ RULES: dict[str, Rule] = {
         needs_reference=True,
         report=_dwc_report,
     ),
+    "moment_matching": Rule(
+        full_moments,
+        _moment_matching,
+        "moments of the mixture with full covariances (pFedPF eq. 15)",
+        takes=(FullGaussian,),
+    ),
     "mean_rho": Rule(_encode_rho, _mean_rho, "weighted means of (mean, rho), scale = softplus(rho)"),
 }
 
@@ -259,7 +287,7 @@ def _middle(posteriors: list[Posterior]) -> Posterior:
     mean = sum(q.mean.double() for q in posteriors) / len(posteriors)
     assert isinstance(mean, Tensor)
     assert not isinstance(first, Draws)
-    if isinstance(first, Point):
+    if not isinstance(first, Gaussian):
         return Point(mean.to(first.mean.dtype), first.layout)
     logs = sum(q.scale.double().log() for q in posteriors if isinstance(q, Gaussian))
     scale = torch.as_tensor(logs / len(posteriors)).exp()

@@ -18,13 +18,13 @@ INK = {
     "WC": "#5b8c3e",
     "Conflation": "#7a5195",
     "DWC": "#444444",
-    "DWC, pre-trained": "#7a5195",
-    "WS, pre-trained": "#1b6ca8",
+    "DWC pre-trained": "#7a5195",
+    "WS pre-trained": "#1b6ca8",
     "MC dropout": "#5b8c3e",
 }
 KINDS = {"entropy": "normalised entropy", "epistemic": "epistemic uncertainty"}
-RULE_ROWS = {"NWA": "NWA, size", "WS": "WS, size", "LP": "LP, size", "WC": "WC, size", "Conflation": "Conflation"}
-DROPOUT_ROWS = {"MC dropout": "MC dropout", "WS": "WS, size"}
+RULE_ROWS = {"NWA": "NWA size", "WS": "WS size", "LP": "LP size", "WC": "WC size", "Conflation": "Conflation"}
+DROPOUT_ROWS = {"MC dropout": "MC dropout", "WS": "WS size"}
 
 
 class Drawn(NamedTuple):
@@ -42,7 +42,7 @@ DRAWN: dict[str, Drawn] = {
     "agg-4": Drawn("agg-3", RULE_ROWS, ("IID", "2-class"), curve=False),
     "agg-5": Drawn("agg-3", RULE_ROWS, tuple(SPLITS), curve=True),
     "agg-6": Drawn(
-        "agg-4", {row: row for row in ("DWC", "DWC, pre-trained", "WS, pre-trained")}, ("IID", "2-class"), curve=False
+        "agg-4", {row: row for row in ("DWC", "DWC pre-trained", "WS pre-trained")}, ("IID", "2-class"), curve=False
     ),
     "agg-7": Drawn("agg-2", DROPOUT_ROWS, ("IID", "2-class"), curve=False),
     "agg-8": Drawn("agg-2", DROPOUT_ROWS, tuple(SPLITS), curve=True),
@@ -139,8 +139,8 @@ def prior_figure(output: Path, scale: str) -> list[Path]:
                 found = {}
                 for cell in printed.cells:
                     files = files_of(printed, cell, output, scale)
-                    gamma, _, rest = cell.row.removeprefix("γ = ").partition(", ")
-                    if files and cell.column == f"{prior}, {pool}" and rest == f"scale {initial:g}":
+                    gamma, _, rest = cell.row.removeprefix("γ = ").partition(" scale ")
+                    if files and cell.column == f"{prior} {pool}" and rest == f"{initial:g}":
                         found[gamma] = sum(content["test"][metric] for content in files) / len(files)
                 at = [i for i, gamma in enumerate(GAMMAS) if gamma in found]
                 ax.plot(at, [found[gamma] for gamma in GAMMAS if gamma in found], "o-", color=inks[prior], label=prior)

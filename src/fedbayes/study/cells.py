@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
@@ -20,7 +18,7 @@ from fedbayes.posterior import save
 from fedbayes.study.build import build, clients_of, data_of
 from fedbayes.study.experiment import Experiment, table_of
 from fedbayes.study.sweep import program_of
-from fedbayes.study.tables import commit
+from fedbayes.study.tables import commit, device_name
 from fedbayes.training import Memory, Run, Task, rounds, rounds_together
 
 Measure = Callable[[Run], Mapping[str, float]]
@@ -158,7 +156,6 @@ def cell_of(cell: Cell, experiment: Experiment, run: Run) -> dict[str, Any]:
     tested = [r for r in run.journal if r.get("test")]
     curve = [{"round": r["round"], **_some(r["test"]), **_some(r.get("personal"), "personal_")} for r in tested]
     personal = [r["personal"] for r in run.journal if r.get("personal")]
-    device = torch.cuda.get_device_name() if run.task.device.type == "cuda" else "cpu"
     return {
         "row": cell.row,
         "column": cell.column,
@@ -174,7 +171,7 @@ def cell_of(cell: Cell, experiment: Experiment, run: Run) -> dict[str, Any]:
         "left_out": sum(len(r["left_out"]) for r in run.journal),
         "curve": curve,
         "bytes_up": run.journal[-1]["bytes_up"] if run.journal else 0,
-        "device": device,
+        "device": device_name(run.task.device.type),
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }

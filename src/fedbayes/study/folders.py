@@ -45,10 +45,10 @@ class RunFiles:
 
 
 def runs_in(folder: str | Path) -> list[RunFiles]:
-    """The runs of a folder: one, one a method of a comparison, or one a member of a sweep; those begun so far."""
+    """The runs of a folder: one, one a method, a member of a sweep or a stage; those begun so far."""
     folder = Path(folder)
     path = folder / "config.toml"
-    if (folder / "sweep.toml").is_file():
+    if (folder / "sweep.toml").is_file() or (folder / "active.toml").is_file():
         members = sorted(sub for sub in folder.iterdir() if (sub / "config.toml").is_file())
         return [_run(sub.name, sub, read(sub / "config.toml")) for sub in members]
     if not path.is_file():

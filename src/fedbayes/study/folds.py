@@ -40,7 +40,7 @@ def hidden_units(name: str) -> int:
 def scores_of(data: Dataset, mean: Tensor, variance: Tensor) -> Scores:
     """All scores of normal predictions for the test part, in original units."""
     y = data.test_y if data.target_scale is None else data.target_scale.undo(data.test_y)
-    mean, scale, y = mean.double(), variance.double().clamp(min=1e-12).sqrt(), y.double()
+    mean, scale, y = mean.cpu().double(), variance.cpu().double().clamp(min=1e-12).sqrt(), y.double()
     return {
         "nll": regression.normal_nll(mean, scale, y),
         "rmse": regression.rmse(mean, scale, y),
@@ -61,6 +61,7 @@ def federations(
     seeds: Sequence[int] | None = None,
     likelihood: Callable[[], Likelihood] = normal,
     every: int | None = None,
+    device: str = "cpu",
 ) -> list[Task]:
     """One federation for each fold, its network and split by the fold's number, all reading one store.
 
@@ -86,6 +87,7 @@ def federations(
                 seed=seed,
                 likelihood=made,
                 evaluate_every=every or rounds,
+                device=device,
             )
         )
     share_store([task.engine for task in tasks])
@@ -112,9 +114,9 @@ def _scored(tasks: Sequence[Task], parts: Sequence[Parts]) -> list[Scores]:
     return [scores_of(t.clients.data, p.mean, p.total) for t, p in zip(tasks, predictions(tasks, parts))]
 
 
-def fedag_network(data: Sequence[Dataset], name: str) -> dict[str, list[Scores]]:
+def fedag_network(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
     """FedAG with one hidden layer, 5 rounds; and what other readings of its noise make of the same networks."""
-    tasks = federations(data, fedag(), hidden=hidden_units(name), rounds=ROUNDS)
+    tasks = federations(data, fedag(), hidden=hidden_units(name), rounds=ROUNDS, device=device)
     parts = train(tasks)
     made = {"FedAG network": _scored(tasks, parts)}
     for row, kind in (("FedAG no noise", "none"), ("FedAG calibrated", "calibrated")):
@@ -125,16 +127,16 @@ def fedag_network(data: Sequence[Dataset], name: str) -> dict[str, list[Scores]]
     return made
 
 
-def fedag_linear(data: Sequence[Dataset], name: str) -> dict[str, list[Scores]]:
+def fedag_linear(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
     """FedAG with a linear model, one round: by the closed form, and by the clients' models."""
-    tasks = federations(data, fedag(predict="closed", lr=0.03), hidden=0, rounds=1)
+    tasks = federations(data, fedag(predict="closed", lr=0.03), hidden=0, rounds=1, device=device)
     parts = train(tasks)
     members = [replace(task, program=task.program._replace(closed=False, members=True)) for task in tasks]
     judged = [with_noise(task, own) for task, own in zip(members, parts)]
     return {"FedAG linear": _scored(tasks, parts), "FedAG linear bootstrap": _scored(members, judged)}
 
 
-def blr(data: Sequence[Dataset], name: str) -> dict[str, list[Scores]]:
+def blr(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
     """Bayesian linear regression under a unit prior, its noise the residual variance; and by the evidence."""
     made: dict[str, list[Scores]] = {}
     for row, evidence in (("BLR", False), ("BLR by evidence", True)):
@@ -152,31 +154,44 @@ def batch_of(data: Sequence[Dataset]) -> int:
     return max(8, min(128, len(data[0].x) // 50))
 
 
-def vi(data: Sequence[Dataset], name: str) -> dict[str, list[Scores]]:
+def vi(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
     """Mean-field VI on all rows: a cohort of one, prior N(0, 1), the noise learned."""
     method = fedvi(
         prior="fixed", kl="1/n", kl_weight=1.0, initial=0.05, optimiser="adam", lr=0.01, lr_within="falling",
         epochs=100, batch=batch_of(data), test_draws=100, rule="lp",
     )  # fmt: skip
     tasks = federations(
-        data, method, hidden=hidden_units(name), rounds=1, clients=1, likelihood=lambda: normal(0.5, learn=True)
+        data,
+        method,
+        hidden=hidden_units(name),
+        rounds=1,
+        clients=1,
+        likelihood=lambda: normal(0.5, learn=True),
+        device=device,
     )
     return {"VI": _scored(tasks, train(tasks))}
 
 
-def feduab_network(data: Sequence[Dataset], name: str) -> dict[str, list[Scores]]:
+def feduab_network(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
     """FedUAB with a regression likelihood whose noise is learned: Gaussian clients under the logarithmic pool."""
     method = feduab(
         kl_weight=1e-4, initial=0.05, optimiser="adam", lr=0.01, lr_within="falling", epochs=40,
         batch=max(4, batch_of(data) // CLIENTS), test_draws=100,
     )  # fmt: skip
     tasks = federations(
-        data, method, hidden=hidden_units(name), rounds=ROUNDS, likelihood=lambda: normal(0.5, learn=True)
+        data,
+        method,
+        hidden=hidden_units(name),
+        rounds=ROUNDS,
+        likelihood=lambda: normal(0.5, learn=True),
+        device=device,
     )
     return {"FedUAB": _scored(tasks, train(tasks))}
 
 
-def deep_ensemble(data: Sequence[Dataset], name: str, *, adversarial: float = 0.0) -> dict[str, list[Scores]]:
+def deep_ensemble(
+    data: Sequence[Dataset], name: str, device: str = "cpu", *, adversarial: float = 0.0
+) -> dict[str, list[Scores]]:
     """Deep ensembles of 5 networks with mean and variance outputs (Lakshminarayanan et al., 2017)."""
     method = fedavg(optimiser="adam", lr=0.01, lr_within="falling", epochs=40, batch=batch_of(data), clip=10.0,
                     adversarial=adversarial)  # fmt: skip
@@ -189,13 +204,14 @@ def deep_ensemble(data: Sequence[Dataset], name: str, *, adversarial: float = 0.
         clients=1,
         seeds=[fold * MEMBERS + member for fold, member in members],
         likelihood=mean_variance,
+        device=device,
     )
     parts, made = train(tasks), []
     for fold, one in enumerate(data):
         mine = [own["model"].mean for (f, _), own in zip(members, parts) if f == fold]
         program = tasks[fold * MEMBERS].program
         ensemble: Parts = {"model": Draws(torch.stack(mine), program.initial["model"].layout)}
-        p = predictive(program.model, ensemble, one.test_x)
+        p = predictive(program.model, ensemble, one.test_x.to(device))
         made.append(scores_of(one, p.mean, p.total))
     return {"DE": made}
 
@@ -214,6 +230,6 @@ CELLS: Mapping[str, tuple[Callable[..., dict[str, list[Scores]]], tuple[str, ...
 }
 
 
-def cell(kind: str, name: str, folds: int | None = None) -> dict[str, Any]:
+def cell(kind: str, name: str, folds: int | None = None, device: str = "cpu") -> dict[str, Any]:
     """The scores of every fold, by row, of one method on one set."""
-    return CELLS[kind][0](folds_of(name, folds), name)
+    return CELLS[kind][0](folds_of(name, folds), name, device)

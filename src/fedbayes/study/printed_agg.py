@@ -56,41 +56,41 @@ def _figures(text: str) -> Figures:
 TABLE_2 = _figures("""
     Deterministic:        87.66 .370  51.45 1.55  83.45 .485  85.78 .435
     MC dropout:           89.19 .330  47.20 1.65  85.52 .431  87.45 .373
-    NWA, size:            81.67 .576  43.04 1.68  74.77 .721  79.89 .620
-    NWA, max discrepancy: 81.28 .581  47.81 1.65  75.45 .722  80.06 .608
-    NWA, distance:        81.76 .576  40.00 1.80  75.92 .717  80.04 .614
-    WS, size:             87.41 .388  53.52 1.41  83.74 .508  85.17 .465
-    WS, max discrepancy:  87.81 .377  47.72 1.49  84.17 .487  84.90 .476
-    WS, distance:         87.55 .391  51.84 1.47  83.23 .510  85.07 .464
-    LP, size:             77.21 .683  35.50 1.85  67.67 .925  74.70 .744
-    LP, max discrepancy:  77.35 .681  37.86 1.79  69.35 .895  76.01 .717
-    LP, distance:         77.69 .674  32.48 1.90  68.47 .914  75.94 .721
-    WC, size:             87.95 .377  53.00 1.44  83.18 .510  85.09 .478
-    WC, max discrepancy:  87.81 .384  50.71 1.49  83.70 .514  84.86 .470
-    WC, distance:         87.52 .389  46.41 1.52  83.17 .514  85.23 .464
+    NWA size:            81.67 .576  43.04 1.68  74.77 .721  79.89 .620
+    NWA max discrepancy: 81.28 .581  47.81 1.65  75.45 .722  80.06 .608
+    NWA distance:        81.76 .576  40.00 1.80  75.92 .717  80.04 .614
+    WS size:             87.41 .388  53.52 1.41  83.74 .508  85.17 .465
+    WS max discrepancy:  87.81 .377  47.72 1.49  84.17 .487  84.90 .476
+    WS distance:         87.55 .391  51.84 1.47  83.23 .510  85.07 .464
+    LP size:             77.21 .683  35.50 1.85  67.67 .925  74.70 .744
+    LP max discrepancy:  77.35 .681  37.86 1.79  69.35 .895  76.01 .717
+    LP distance:         77.69 .674  32.48 1.90  68.47 .914  75.94 .721
+    WC size:             87.95 .377  53.00 1.44  83.18 .510  85.09 .478
+    WC max discrepancy:  87.81 .384  50.71 1.49  83.70 .514  84.86 .470
+    WC distance:         87.52 .389  46.41 1.52  83.17 .514  85.23 .464
     Conflation:           87.42 .385  53.09 1.46  83.18 .502  84.94 .471
 """)
 TABLE_3 = _figures("""
     Deterministic:        90.74 .371  48.50 1.56  87.33 .456  89.06 .456
     MC dropout:           91.16 .264  44.90 1.58  87.91 .357  89.53 .316
-    NWA, size:            88.76 .334  56.36 1.55  85.26 .439  87.46 .380
-    NWA, max discrepancy: 88.87 .336  55.91 1.55  85.43 .435  87.30 .380
-    NWA, distance:        88.98 .332  45.60 1.59  85.35 .436  87.38 .377
-    WS, size:             88.37 .446  56.96 1.36  84.53 .585  85.51 .545
-    WS, max discrepancy:  88.23 .429  49.84 1.42  84.68 .587  84.92 .554
-    WS, distance:         88.34 .444  48.49 1.42  84.91 .581  85.75 .545
-    LP, size:             88.05 .358  55.41 1.60  83.59 .478  86.36 .408
-    LP, max discrepancy:  88.19 .356  48.87 1.65  84.00 .472  86.62 .404
-    LP, distance:         87.91 .363  41.95 1.65  84.03 .471  86.47 .408
-    WC, size:             88.21 .443  52.23 1.41  84.49 .583  86.01 .542
-    WC, max discrepancy:  88.34 .430  49.21 1.49  83.52 .589  84.47 .548
-    WC, distance:         88.28 .437  48.25 1.44  85.17 .574  85.37 .578
+    NWA size:            88.76 .334  56.36 1.55  85.26 .439  87.46 .380
+    NWA max discrepancy: 88.87 .336  55.91 1.55  85.43 .435  87.30 .380
+    NWA distance:        88.98 .332  45.60 1.59  85.35 .436  87.38 .377
+    WS size:             88.37 .446  56.96 1.36  84.53 .585  85.51 .545
+    WS max discrepancy:  88.23 .429  49.84 1.42  84.68 .587  84.92 .554
+    WS distance:         88.34 .444  48.49 1.42  84.91 .581  85.75 .545
+    LP size:             88.05 .358  55.41 1.60  83.59 .478  86.36 .408
+    LP max discrepancy:  88.19 .356  48.87 1.65  84.00 .472  86.62 .404
+    LP distance:         87.91 .363  41.95 1.65  84.03 .471  86.47 .408
+    WC size:             88.21 .443  52.23 1.41  84.49 .583  86.01 .542
+    WC max discrepancy:  88.34 .430  49.21 1.49  83.52 .589  84.47 .548
+    WC distance:         88.28 .437  48.25 1.44  85.17 .574  85.37 .578
     Conflation:           88.16 .444  52.47 1.39  84.86 .586  85.59 .550
 """)
 TABLE_4 = _figures("""
     DWC:              34.95 1.73  11.64 2.69  17.25 2.440  31.83 1.801
-    DWC, pre-trained: 71.42  .83  66.35  .97  68.81  .918  65.87  .972
-    WS, pre-trained:  72.70  .80  64.63 1.01  62.65 1.061  68.18  .913
+    DWC pre-trained: 71.42  .83  66.35  .97  68.81  .918  65.87  .972
+    WS pre-trained:  72.70  .80  64.63 1.01  62.65 1.061  68.18  .913
 """)
 TABLE_5 = _figures("""
     NWA: 41.84 1.55
@@ -132,7 +132,7 @@ def one_round(run: Run) -> dict[str, float]:
 
 def experiment_of(row: str, split: str, *, epochs: int = 1) -> Experiment:
     """A cell of tables 2 and 3: a treatment, or a rule and a weighting of Flipout, on a split."""
-    rule, _, weighting = row.partition(", ")
+    rule, _, weighting = row.partition(" ")
     method, options, network = TREATMENTS.get(row, TREATMENTS["Flipout"])
     if row not in TREATMENTS:
         options = {**options, "rule": RULES[rule], "weighting": WEIGHTINGS[weighting or "size"]}
@@ -175,9 +175,9 @@ def one_round_cells() -> list[Cell]:
     """Table 4: one round of long local training, with and without pre-training on a tenth of the rows."""
     made = []
     for row, printed in TABLE_4.items():
-        rule, _, warm = row.partition(", ")
+        rule, _, warm = row.partition(" ")
         for place, split in enumerate(SPLITS):
-            x = experiment_of("WS, size", split)
+            x = experiment_of("WS size", split)
             # DWC takes the broadcast out of the clients' posteriors again: it must be their prior.
             prior = {"rule": "dwc", "prior": "broadcast"} if rule == "DWC" else {}
             x = replace(x, rounds=1, evaluate_every=1, options={**x.options, "epochs": 400, **prior})
@@ -194,7 +194,7 @@ def replaced_cells() -> list[Cell]:
     """Table 5: the prior is the last broadcast, E = 1, IID."""
     made = []
     for row, printed in TABLE_5.items():
-        x = experiment_of(f"{row}, size", "IID")
+        x = experiment_of(f"{row} size", "IID")
         x = replace(x, options={**x.options, "prior": "broadcast"})
         made.append(Cell(row, "IID", x, _at(printed, 0), retention, "prior replaced"))
     return made
@@ -212,16 +212,16 @@ POOLS = {"WS": "ws", "log pool": "log_pool"}  # this paper's, and FedUAB's
 
 
 def prior_cells() -> list[Cell]:
-    """KL weight x initial scale x prior, under a rule of each paper: where does replacing the prior help?"""
+    """KL weight x initial scale x prior, under a rule of each paper: where does replacing the prior help? ResNet-8."""
     made = []
     for pool, rule in POOLS.items():
         for prior, named in PRIORS.items():
             for gamma, weight in GAMMAS.items():
                 for initial in INITIAL:
-                    x = experiment_of("WS, size", "IID")
+                    x = experiment_of("WS size", "IID")
                     options = {**x.options, **weight, "rule": rule, "prior": named, "initial": initial}
-                    x = replace(x, options=options)
-                    made.append(Cell(f"γ = {gamma}, scale {initial:g}", f"{prior}, {pool}", x, {}, None, "ablation"))
+                    x = replace(x, options=options, rounds=100, network_options={"depth": 8})
+                    made.append(Cell(f"γ = {gamma} scale {initial:g}", f"{prior} {pool}", x, {}, None, "ablation"))
     return made
 
 
@@ -265,7 +265,6 @@ def small(x: Experiment) -> Experiment:
         evaluate_every=2 if rounds > 1 else 1,
         options=options,
         pretrain=pretrain,
-        engine="stacked",  # images so small are faster stacked, on a CPU too
         compile="off",
     )
 

@@ -9,11 +9,16 @@ from typing import Any
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
-from fedbayes.study import cells_page, printed_agg, printed_feduab, tables
+from fedbayes.study import cells_page, printed_agg, printed_fedppd, printed_feduab, printed_pfedpf, tables
 from fedbayes.study.cells import Printed, Say, check_rows, rows_of, run_cells
 from fedbayes.study.sweep import values_of
 
-PRINTED: dict[str, Callable[[], Printed]] = {**printed_feduab.tables(), **printed_agg.tables()}
+PRINTED: dict[str, Callable[[], Printed]] = {
+    **printed_feduab.tables(),
+    **printed_agg.tables(),
+    **printed_fedppd.tables(),
+    **printed_pfedpf.tables(),
+}
 TABLES: dict[str, str] = {
     **{name: table.title for name, table in tables.TABLES.items()},
     **{name: make().title for name, make in PRINTED.items()},
@@ -36,7 +41,9 @@ def run_published(
     if name not in TABLES:
         raise unknown("table", name, TABLES)
     if name in tables.TABLES:
-        return tables.page(tables.TABLES[name], tables.run_table(name, output, only=only, scale=scale, say=say))
+        device = (changes or {}).get("device", "cpu")
+        made = tables.run_table(name, output, only=only, scale=scale, device=device, say=say)
+        return tables.page(tables.TABLES[name], made)
     printed = PRINTED[name]()
     if train:
         numbers = [int(v) for v in values_of(f"seed={seeds}")[1] if v.isdigit()]

@@ -21,7 +21,10 @@ from fedbayes.training import Run, Task, rounds_together
 
 # Options that are numbers a program reads, or that only the server or the first broadcast depends on: members that
 # differ in nothing else are one tensor program.
-SCALARS = {"lr", "kl_weight", "prior_scale", "lr_decay", "lr_silent", "initial", "division", "test_draws"}
+SCALARS = {
+    *("lr", "kl_weight", "prior_scale", "lr_decay", "lr_silent", "initial", "division", "test_draws"),
+    *("student_lr", "temperature", "input_noise", "lr_drop", "lr_drop_every", "shrinkage", "burn_share"),
+}
 AT_SERVER = {"rule", "weighting", "server", "server_lr", "server_momentum"}
 SWITCHES = {"weight_decay", "proximal", "clip", "adversarial"}  # numbers too, but a program without them is another
 FREE = {"seed", "partition", "partition_options", "clients", "cohort", "rounds", "evaluate_every", "checkpoint_every"}

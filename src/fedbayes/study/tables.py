@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
 from fedbayes.study import folds
@@ -105,6 +107,7 @@ def run_table(
     *,
     only: Iterable[str] = (),
     scale: str = "paper",
+    device: str = "cpu",
     say: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Train the cells that are not there yet, write NAME.json and NAME.md, and give the rows.
@@ -120,7 +123,7 @@ def run_table(
     cells = output / "cells" / scale
     for kind in dict.fromkeys(OF_KIND[column] for column in columns):
         for data in sets:
-            train_cell(kind, data, cells, SCALES[scale], say)
+            train_cell(kind, data, cells, SCALES[scale], device, say)
     rows = rows_of(name, cells)
     stem = name if scale == "paper" else f"{name}-{scale}"
     write_atomically(output / f"{stem}.json", (json.dumps(rows, indent=1) + "\n").encode())
@@ -138,18 +141,28 @@ def _chosen(table: Table, only: Iterable[str]) -> tuple[list[str], list[str]]:
     return sets, [name for name in OF_KIND if name in asked] or published
 
 
-def train_cell(kind: str, data: str, cells: Path, count: int | None, say: Callable[[str], None]) -> None:
+def train_cell(kind: str, data: str, cells: Path, count: int | None, device: str, say: Callable[[str], None]) -> None:
     """One method on all folds of one set, unless its file is there."""
     path = cells / f"fedag-{kind}-{data}.json"
     if path.exists():
         return
     started = time.perf_counter()
-    scores = folds.cell(kind, data, count)
+    scores = folds.cell(kind, data, count, device)
     seconds = time.perf_counter() - started
-    content = {"rounds": ROUNDS.get(kind, 1), "device": "cpu", "commit": commit(), "seconds": round(seconds, 1)}
+    content = {
+        "rounds": ROUNDS.get(kind, 1),
+        "device": device_name(device),
+        "commit": commit(),
+        "seconds": round(seconds, 1),
+    }
     cells.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps({**content, "rows": scores}, indent=1) + "\n").encode())
     say(f"{data}: {', '.join(scores)} in {seconds:.0f} s")
+
+
+def device_name(device: str) -> str:
+    """What a figure was made on."""
+    return torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
 
 
 def commit() -> str:

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedbayes.errors import InputError
 from fedbayes.study import journal
@@ -49,6 +49,7 @@ class Material(NamedTuple):
     runs: list[Shown]
     samples: list[tuple[str, Arrays]]  # folder's name and its samples.npz
     missing: list[str]
+    active: list[tuple[str, list[dict[str, Any]]]] = []  # noqa: RUF012  folder's name and its stages of active learning
 
     def predicting(self, *kinds: str) -> list[Shown]:
         """The runs with predictions of these kinds."""
@@ -85,7 +86,7 @@ def gather(folders: Sequence[Path]) -> Material:
     """Read the folders; names carry the folder where there are several."""
     missing: list[str] = []
     found: list[tuple[str, RunFiles]] = []
-    samples = []
+    samples, active = [], []
     for folder in folders:
         home = folder.resolve().name
         for files in _runs(folder, missing):
@@ -93,12 +94,14 @@ def gather(folders: Sequence[Path]) -> Material:
         arrays = _arrays(folder / "samples.npz", missing)
         if arrays:
             samples.append((home, arrays))
+        if stages := _stages(folder / "active.json", missing):
+            active.append((home, stages))
     if not found:
         raise InputError(f"{', '.join(map(str, folders))}: no method of the comparison has begun; train it first")
     runs = _looks(found, missing)
     for run in runs:
         missing += _lacking(run)
-    return Material(runs, samples, missing)
+    return Material(runs, samples, missing, active)
 
 
 def _looks(found: list[tuple[str, RunFiles]], missing: list[str]) -> list[Shown]:
@@ -181,6 +184,17 @@ def _arrays(path: Path, missing: list[str]) -> Arrays:
     except InputError as error:
         missing.append(f"{error}.")
         return {}
+
+
+def _stages(path: Path, missing: list[str]) -> list[dict[str, Any]]:
+    """The stages of active learning that a folder holds; none where it is something else."""
+    if not path.is_file():
+        return []
+    try:
+        return [{"labelled": int(s["labelled"]), "scores": dict(s["scores"])} for s in json.loads(path.read_text())]
+    except (ValueError, KeyError, TypeError) as error:
+        missing.append(f"{path} can't be read ({type(error).__name__}: {error}); put it back from a copy.")
+        return []
 
 
 def _errors(path: Path, missing: list[str]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import fedbayes
 from fedbayes.study.report.certainty import calibration, intervals, plane, retained
 from fedbayes.study.report.drawing import page_style, svg
 from fedbayes.study.report.gallery import gallery, three
+from fedbayes.study.report.labelling import labelling
 from fedbayes.study.report.learning import costs, curves, key
 from fedbayes.study.report.material import Card, Figure, Material, Section
 from fedbayes.study.report.outside import outside
@@ -20,6 +21,7 @@ from fedbayes.study.report.people import clients
 STUCK = 6  # with more runs their boxes do not stay in view: they would cover the page
 SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     closing,
+    labelling,
     curves,
     three,
     calibration,

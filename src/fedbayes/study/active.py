@@ -1,0 +1,179 @@
+"""Federated active learning: clients ask for the labels of the rows that the federation's model knows least about.
+
+Ahn et al. (2022); FedPPD's supplement, algorithm 2. Each stage is a run folder of its own (`stage-00`, ...), so that
+reports, predictions and resumption work on each.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbayes.data import Clients
+from fedbayes.data.ragged import Ragged
+from fedbayes.errors import InputError, unknown
+from fedbayes.files import write_atomically
+from fedbayes.noise import generator
+from fedbayes.predict import Predictive
+from fedbayes.study import toml
+from fedbayes.study.build import clients_of
+from fedbayes.study.experiment import Experiment, experiment_of, table_of
+from fedbayes.study.run import Watch
+from fedbayes.study.run import run as train
+from fedbayes.training import Run
+
+SETTINGS, PROGRESS = "active.toml", "active.json"
+Score = Callable[[Predictive, torch.Generator], Tensor]
+
+# What makes a row worth a label, [N], higher first; each sees the prediction and random numbers of its own.
+ACQUISITIONS: dict[str, Score] = {
+    "entropy": lambda p, random: p.entropy,
+    "mutual_information": lambda p, random: p.mutual_information,
+    "random": lambda p, random: torch.rand(len(p.mean), generator=random),
+}
+
+
+@dataclass(frozen=True)
+class Active:
+    """How labels are asked for: by which score, how many rows a client begins with, how many it asks for a stage."""
+
+    acquire: str = "entropy"
+    labelled: int = 20
+    budget: int = 20
+    stages: int | None = None  # at most; without, until every pool is empty
+
+    def check(self) -> None:
+        if self.acquire not in ACQUISITIONS:
+            raise unknown("acquisition", self.acquire, ACQUISITIONS)
+        for name in ("labelled", "budget", "stages"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InputError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def run_active(
+    experiment: Experiment,
+    active: Active,
+    folder: str | Path,
+    watch: Watch | None = None,
+    *,
+    clients: Clients | None = None,
+) -> list[dict[str, Any]]:
+    """Train stage after stage, each on the rows labelled so far, and give the curve: one record a stage.
+
+    A folder that holds this already is gone on with; what was acquired is read from it, never chosen anew.
+    """
+    folder = Path(folder)
+    active.check()
+    if experiment.methods:
+        raise InputError("active learning has one method; set methods=[] and method=NAME")
+    _claim(folder, experiment, active)
+    clients = clients_of(experiment) if clients is None else clients
+    if clients.data.kind == "real" and active.acquire != "random":
+        raise InputError(f"{active.acquire} ranks predicted classes; {clients.data.name} has real targets")
+    known, acquired = _begun(clients, active, experiment.seed), _progress(folder)
+    pools = [_without(clients.train_rows(k), rows) for k, rows in enumerate(known)]
+    if not any(map(len, pools)):
+        raise InputError(f"labelled = {active.labelled} leaves no client a row to ask for; lower it")
+    records: list[dict[str, Any]] = []
+    for stage in range(active.stages or 1 + max(-(-len(pool) // active.budget) for pool in pools)):
+        some = replace(clients, train=Ragged.of_lists(known))
+        (made,) = train(experiment, folder / f"stage-{stage:02d}", watch, clients=some).values()
+        if stage == len(acquired):
+            asked = [_choose(made, active, pools[k], (experiment.seed, stage, k)) for k in range(len(pools))]
+            acquired.append({"rows": [rows.tolist() for rows in asked], **_record(made, known, pools)})
+            write_atomically(folder / PROGRESS, (json.dumps(acquired) + "\n").encode())
+        records.append({key: v for key, v in acquired[stage].items() if key != "rows"})
+        asked = [torch.tensor(rows, dtype=torch.int64) for rows in acquired[stage]["rows"]]
+        known = [torch.cat([old, new]) for old, new in zip(known, asked)]
+        pools = [_without(pool, new) for pool, new in zip(pools, asked)]
+    return records
+
+
+def resume_active(folder: str | Path, watch: Watch | None = None) -> list[dict[str, Any]]:
+    """Go on with the active learning of a folder."""
+    experiment, active = settings_in(folder)
+    return run_active(experiment, active, folder, watch)
+
+
+def settings_in(folder: str | Path) -> tuple[Experiment, Active]:
+    """The experiment of a folder, and how it asks for labels."""
+    path = Path(folder) / SETTINGS
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return experiment_of(table["experiment"], str(path)), Active(**table["active"])
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} can't be read ({error}); give the folder that `fedbayes run --active` wrote"
+        ) from error
+
+
+def area(records: Sequence[Mapping[str, Any]], score: str = "accuracy") -> float:
+    """The mean of a score over the number of labelled rows, by trapezoids: the area under the curve, normalised."""
+    x = torch.tensor([float(r["labelled"]) for r in records], dtype=torch.float64)
+    y = torch.tensor([float(r["scores"][score]) for r in records], dtype=torch.float64)
+    return float(torch.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 else float(y[0])
+
+
+def _claim(folder: Path, experiment: Experiment, active: Active) -> None:
+    """Write down what the folder is for; refuse one that is for something else."""
+    chosen = {name: v for name, v in asdict(active).items() if v is not None}
+    text = toml.dumps({"active": chosen, "experiment": table_of(experiment)})
+    path = folder / SETTINGS
+    if path.is_file():
+        if settings_in(folder) != (experiment, active):
+            raise InputError(
+                f"{folder} holds another active learning: go on with it by `fedbayes resume {folder}`, "
+                "or give another --output"
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty and holds no active learning; give another --output")
+    write_atomically(path, text.encode())
+
+
+def _progress(folder: Path) -> list[dict[str, Any]]:
+    """What was acquired so far, one entry a stage."""
+    path = folder / PROGRESS
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not JSON ({error}); put it back from a copy") from error
+
+
+def _begun(clients: Clients, active: Active, seed: int) -> list[Tensor]:
+    """The rows that each client has labels of at first, chosen at random by its address."""
+    made = []
+    for k in range(len(clients)):
+        rows = clients.train_rows(k)
+        order = torch.randperm(len(rows), generator=generator(seed, k, "labelled"))
+        made.append(rows[order[: active.labelled]])
+    return made
+
+
+def _without(rows: Tensor, taken: Tensor) -> Tensor:
+    return rows[~torch.isin(rows, taken)]
+
+
+def _choose(run: Run, active: Active, pool: Tensor, place: tuple[int, ...]) -> Tensor:
+    """The rows of a client's pool that it asks labels for: those of the highest score."""
+    if not len(pool):
+        return pool
+    p = run.predict(run.task.clients.data.x[pool])
+    score = ACQUISITIONS[active.acquire](p, generator(*place, "acquire")).cpu()
+    return pool[score.argsort(descending=True, stable=True)[: active.budget]]
+
+
+def _record(run: Run, known: Sequence[Tensor], pools: Sequence[Tensor]) -> dict[str, Any]:
+    return {
+        "labelled": sum(map(len, known)),
+        "pool": sum(map(len, pools)),
+        "scores": run.scores(),
+    }

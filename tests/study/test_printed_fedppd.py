@@ -1,0 +1,92 @@
+"""FedPPD's cells: the published figures stand where they were printed, and every experiment can be built."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from fedbayes import data as fb_data
+from fedbayes.methods import fedavg
+from fedbayes.study import cells, printed_fedppd
+from fedbayes.study.active import Active
+from fedbayes.study.build import method_of
+from fedbayes.study.experiment import Experiment, from_toml, to_toml
+from fedbayes.study.published import PRINTED
+from fedbayes.training import fit
+
+TABLES = printed_fedppd.tables()
+PLACES = [
+    ("fedppd-1", "MNIST", "FedAvg", "accuracy", 0.9774),
+    ("fedppd-1", "MNIST", "FedPPD + Distill", "accuracy", 0.9808),
+    ("fedppd-1", "CIFAR-10", "FedBE", "accuracy", 0.6018),
+    ("fedppd-1", "CIFAR-10", "FedPA", "accuracy", 0.5088),
+    ("fedppd-2", "CIFAR-10", "FedPPD", "ece", 0.0431),
+    ("fedppd-2", "CIFAR-10", "FedAvg + SWAG", "mce", 0.2316),
+    ("fedppd-2", "CIFAR-10", "FedPPD + Distill", "brier", 0.49),
+    ("fedppd-3", "CIFAR-10", "FedPPD + Distill", "auroc", 0.765),
+    ("fedppd-4", "CIFAR-10", "FedBE", "misclassified", 0.753),
+    ("fedppd-suppl-4", "CIFAR-10", "FedPPD", "accuracy", 0.7491),
+]
+
+
+@pytest.mark.parametrize(("table", "group", "row", "metric", "figure"), PLACES)
+def test_published_figures_stand_in_their_place(table, group, row, metric, figure):
+    (cell,) = [c for c in TABLES[table]().cells if (c.group, c.row) == (group, row)]
+    assert cell.published[metric] == pytest.approx(figure)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_cell_has_a_method_and_comes_back_from_toml(table):
+    printed = PRINTED[table]()
+    assert {cell.group for cell in printed.cells} <= {"MNIST", "CIFAR-10"}  # the others are absent
+    for cell in printed.cells:
+        for scale in printed.scales.values():
+            x = scale(cell.experiment)
+            method_of(x)
+            assert from_toml(to_toml(x)) == x
+        for metric in cell.published:
+            assert metric in printed.metrics
+
+
+def test_fedppd_is_as_published_and_t_1_stands_beside_it():
+    cold, warm = (printed_fedppd.experiment_of("MNIST", row).options for row in ("FedPPD", "FedPPD at T = 1"))
+    assert (cold["temperature"], cold["cooling"]) == (4.0, "1/n")
+    assert "temperature" not in warm  # the method's own: the posterior
+    assert cold["student"] == "fedppd_mnist_student"
+    wide = printed_fedppd.experiment_of("MNIST", "FedAvg with the student's network")
+    assert (wide.network, wide.method) == ("fedppd_mnist_student", "fedavg")
+
+
+def _digits_run():
+    data = fb_data.load("digits")
+    clients = data.split(fb_data.partition.iid(), clients=4)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    return fit(net, clients, method=fedavg(epochs=2), rounds=2)
+
+
+def test_the_measure_of_what_is_known(monkeypatch):
+    run = _digits_run()
+    inside = run.task.clients.data.test_x
+    noise = torch.rand(500, *inside.shape[1:], generator=torch.Generator().manual_seed(0)) * 30
+    monkeypatch.setattr(printed_fedppd, "_svhn", lambda: noise.to(inside.dtype))
+    found = printed_fedppd.known_and_unknown(run)
+
+    p = run.predict(inside)
+    wrong = (p.probs.argmax(-1) != run.task.clients.data.test_y).numpy()
+    assert found["misclassified"] == pytest.approx(roc_auc_score(wrong, p.entropy.numpy()))
+    far = run.predict(noise.to(inside.dtype)).entropy.numpy()
+    truth = np.r_[np.zeros(len(wrong)), np.ones(len(far))]
+    whole = roc_auc_score(truth, np.r_[p.entropy.numpy(), far])
+    assert found["auroc"] == pytest.approx(whole, abs=0.03)  # five draws of as many noise images as digits
+
+
+def test_the_curve_of_figure_3_is_measured_by_stages(tmp_path):
+    x = Experiment(data="digits", network="linear", clients=2, rounds=1, method="fedavg", options={"epochs": 1})
+    measure = printed_fedppd.asked_for_labels(x, Active("entropy", 100, 100, stages=2))
+    cell = cells.Cell("FedAvg", "active", x, {}, measure, "digits")
+    printed = cells.Printed("t", [cell], {"area": "measured.area"}, {"paper": lambda e: e}, "t")
+    cells.run_cells(printed, tmp_path)
+    (row,) = cells.rows_of("t", printed, tmp_path, "paper")
+    assert 0 < row["ours"] < 1
