@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedbayes.clients.client import Own
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.engine.stacked import train_together
+from fedbayes.engine.stacked import train_within_memory
 from fedbayes.errors import InputError
 from fedbayes.federation import (
     BY_MEMBERS,
@@ -90,7 +90,7 @@ def rounds_together(
         orders = [tasks[m].open(progress[m]) for m in live]
         made: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
         with quick_cpu(), tensor_cores(lead.precision):
-            outcomes = train_together([tasks[m].engine for m in live], orders, [owns[m].get for m in live])
+            outcomes = train_within_memory([tasks[m].engine for m in live], orders, [owns[m].get for m in live])
             for m, order, outcome in zip(live, orders, outcomes):
                 progress[m], record = close(tasks[m], progress[m], owns[m], order, outcome)
                 made[m] = (progress[m], record)

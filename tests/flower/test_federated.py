@@ -1,6 +1,7 @@
 """Clients behind a post: the same answer as the loop engine, and a round that closes whatever some of them say."""
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -271,6 +272,20 @@ def test_a_node_that_does_not_belong_is_turned_away(tiny: Experiment, tmp_path: 
     assert made.journal[0]["left_out"] == {"2": "no node was online"}
     (note,) = [note for note in made.journal[0]["notes"] if note.startswith("node 102 was turned away: ")]
     assert words in note
+
+
+def test_a_node_that_was_turned_away_may_try_again(tiny: Experiment, tmp_path: Path) -> None:
+    """It may have been started anew under the same key."""
+    x = replace(tiny, rounds=4)
+    once = only(2, lambda a: "error 1: not ready", kind="query", times=1)
+
+    def slowly(kind: str, k: int, letter: Letter, answer: Answer) -> Answer | None:
+        time.sleep(0.1 if kind == "train" else 0.0)
+        return once(kind, k, letter, answer)
+
+    made = federate(x, tmp_path, InProcess(carried(x), spoil=slowly))
+    assert "2" in made.journal[0]["left_out"]
+    assert made.journal[-1]["left_out"] == {}
 
 
 def test_two_nodes_cant_speak_for_one_client(tiny: Experiment, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_nodes_that_die_lie_or_come_late_do_not_stop_the_rounds(machines: Machin
     """Node 3 sends NaN, node 1 is killed in a round and started again, node 2 comes after the first round."""
     machines.kill("node-2")
     machines.node(3, more="poison=true")
-    machines.experiment(method="pvi", clients=4, rounds=50, flower={"timeout": 100, "wait": 20})
+    machines.experiment(method="pvi", clients=4, rounds=50, flower={"timeout": 100, "wait": 40})
     run = machines.train("runs/faults")
     run.closed(1)
     (held,) = machines.hold(1)

@@ -11,7 +11,7 @@ import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine.stacked import Stacked, train_together
 from fedbayes.engine.steps import Steps
-from fedbayes.training import Memory, evaluate, fit, prepare, rounds
+from fedbayes.training import Memory, evaluate, fit, prepare, rounds, rounds_together
 
 
 def sites(sizes: list[int], *, features: int = 6, classes: int = 3) -> fb.data.Clients:
@@ -219,6 +219,29 @@ def test_out_of_memory_means_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> 
     same(cramped, plain, 1e-10)
 
 
+def test_out_of_memory_means_smaller_chunks_of_a_sweep_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Steps.run
+
+    def small_memory(self: Steps, work: object, state: object) -> object:
+        if work.together.size > 4:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(self, work, state)
+
+    torch.manual_seed(3)
+    network = BatchNormed().double()
+    answers = []
+    for cramped in (False, True):
+        if cramped:
+            monkeypatch.setattr(Steps, "run", small_memory)
+        options = {"rounds": 2, "engine": "stacked", "compile": "off"}
+        tasks = [prepare(network, sites([10] * 5), method="fedavg", seed=seed, **options) for seed in (0, 1)]
+        *_, last = rounds_together(tasks, [task.begin() for task in tasks], [Memory() for _ in tasks])
+        answers.append([entry[0].state.broadcast["model"].mean for entry in last])
+        assert tasks[0].engine.chunk == (2 if cramped else tasks[1].engine.chunk)
+    for plain, cramped in zip(*answers):
+        torch.testing.assert_close(cramped, plain, rtol=1e-10, atol=1e-10)
+
+
 def test_compiled_steps_agree_with_eager_ones() -> None:
     torch.manual_seed(3)
     network, data = NETWORKS["mlp"]().double(), sites([10] * 3)
@@ -309,6 +332,17 @@ def _as_graph(steps: Steps, carry: Callable[..., object], *args: object) -> obje
         steps.mode = before
 
 
+COLD = {"temperature": 0.0, "input_noise": 0.0}
+SERVER = {"server_batch": 5, "server_epochs": 3, "swa_start": 3, "swa_every": 2}
+QUIET = {
+    "fedppd": COLD,
+    "fedppd_distill": {**COLD, **SERVER, "schedule": "epochs", "upload": "last"},
+    "fedbe": SERVER,
+    "fedswag": {"covariance": "low_rank", "rank": 3},
+    "fedpa": {"samples": 3},
+}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is seen here")
 class TestOnACudaDevice:
@@ -327,6 +361,21 @@ class TestOnACudaDevice:
         here = self.run("fedavg", "cpu", "off", rounds=3, engine="loop", **options)
         assert all("notes" not in record for record in there.journal)
         torch.testing.assert_close(there.posterior.mean.cpu(), here.posterior.mean, rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("compile", ["off", "graph"])
+    @pytest.mark.parametrize("method", QUIET)
+    def test_distilled_methods_without_noise_agree_with_the_cpu(self, method: str, compile: str) -> None:
+        """Three rounds: a graph that went on with the first round's pseudo-labels would be found out."""
+        server = torch.linspace(-2, 2, 13 * 6, dtype=torch.float64).sin().reshape(13, 6)
+        runs = []
+        for device, how, engine in (("cuda", compile, "stacked"), ("cpu", "off", "loop")):
+            torch.manual_seed(3)
+            made = fb.methods.method_named(method, {"batch": 5, "epochs": 2, **QUIET[method]})
+            network, options = NETWORKS["mlp"]().double(), {"device": device, "compile": how, "engine": engine}
+            runs.append(fit(network, sites(UNEQUAL), method=made, rounds=3, seed=4, server_data=server, **options))
+        assert all("notes" not in record for record in runs[0].journal)
+        for part, q in runs[1].parts.items():
+            torch.testing.assert_close(runs[0].parts[part].mean.cpu(), q.mean, rtol=1e-8, atol=1e-8)
 
     @pytest.mark.parametrize("method", ["fedavg", "feduab", "fedag"])
     def test_a_captured_evaluation_is_the_one_that_is_not(self, method: str) -> None:

@@ -148,6 +148,22 @@ def train_together(
     return [merge(engine.program, brought) for engine, brought in zip(engines, found)]
 
 
+def train_within_memory(engines: Sequence[Stacked], orders: Sequence[Order], owns: Sequence[OwnState]) -> list[Outcome]:
+    """`train_together`, in smaller chunks from where memory ran out."""
+    while True:
+        try:
+            return train_together(engines, orders, owns)
+        except torch.OutOfMemoryError:
+            if engines[0].chunk == 1:
+                raise
+            fewer = max(1, min(engines[0].chunk, sum(len(order.cohort) for order in orders)) // 2)
+            engines[0].notes.append(f"out of memory: {fewer} clients at once from now on")
+        for engine in engines:
+            engine.chunk, engine._width = fewer, 0
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
 def _run_chunks(
     engines: Sequence[Stacked], orders: Sequence[Order], owns: Sequence[OwnState], chunks: list[list[Seat]]
 ) -> Iterator[list[tuple[int, Outcome]]]:

@@ -60,7 +60,8 @@ class Remote:
                     total.hold(client, self._read(client, answer, order, total.sent))
                 except Refused as why:
                     total.left_out[client] = str(why)
-                    self.roll.forget(client)
+                    if isinstance(answer, str):  # it may be gone, though Flower does not know yet
+                        self.roll.forget(client)
                 total.add(before=min(waiting, default=None))
                 after()
             if total.counted >= least:

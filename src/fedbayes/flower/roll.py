@@ -19,13 +19,21 @@ class Card(NamedTuple):
     test_rows: int
 
 
+class Away(NamedTuple):
+    """A node that was turned away, and when it may try again: it may have been mended, or started anew."""
+
+    why: str
+    again: float
+    delay: float
+
+
 class Roll:
-    """Cards by node, and the nodes that were turned away."""
+    """Cards by node, and the nodes that were turned away; those are asked again, after twice as long each time."""
 
     def __init__(self, post: Post, head: Head, clients: int, seconds: float) -> None:
         self.post, self.head, self.clients, self.seconds = post, head, clients, seconds
         self.cards: dict[int, Card] = {}
-        self.turned_away: dict[int, str] = {}
+        self.turned_away: dict[int, Away] = {}
         self.notes: list[str] = []
 
     def online(self) -> dict[int, int]:
@@ -36,7 +44,9 @@ class Roll:
                 self.notes.append(f"client {self.cards.pop(known).client} is no longer online")
         for gone in [node for node in self.turned_away if node not in there]:
             del self.turned_away[gone]
-        new = {node: Letter(self.head, {}) for node in there if node not in self.cards | self.turned_away}
+        now = time.monotonic()
+        away = {node for node, card in self.turned_away.items() if card.again > now}
+        new = {node: Letter(self.head, {}) for node in there if node not in self.cards and node not in away}
         if new:
             for node, answer in exchange(self.post, QUERY, new, self.seconds):
                 self._enter(node, answer)
@@ -65,9 +75,13 @@ class Roll:
         try:
             card = self._card(answer)
         except Refused as why:
-            self.turned_away[node] = str(why)
-            self.notes.append(f"node {node} was turned away: {why}")
+            before = self.turned_away.get(node)
+            delay = self.seconds if before is None else 2 * before.delay
+            self.turned_away[node] = Away(str(why), time.monotonic() + delay, delay)
+            if before is None or before.why != str(why):
+                self.notes.append(f"node {node} was turned away: {why}")
             return
+        self.turned_away.pop(node, None)
         self.cards[node] = card
         self.notes.append(f"client {card.client} is online with {card.rows} rows")
 
