@@ -158,7 +158,7 @@ def _pooled(program: Program, laplace: Laplace, when: str, sending: Callable[[Cl
         initial={**program.initial, CLASSIFIER: first},
         rules={**program.rules, CLASSIFIER: rule},
         reference=reference,
-        predictor=lambda parts: _predictor(group, parts),
+        predictor=lambda parts: _predictor(group, parts, program.whole),
     )
 
 
@@ -169,6 +169,7 @@ def _classifier(group: Group, broadcast: Parts) -> Tensor:
     return group.layout.join(q.layout.split(q.mean))
 
 
-def _predictor(group: Group, parts: Parts) -> Parts:
+def _predictor(group: Group, parts: Parts, whole: bool) -> Parts:
+    """The network with its classifier's posterior, where the broadcast is a whole network."""
     rest = {part: q for part, q in parts.items() if part != CLASSIFIER}
-    return grafted(group, rest, parts[CLASSIFIER]) if CLASSIFIER in parts else rest
+    return grafted(group, rest, parts[CLASSIFIER]) if whole and CLASSIFIER in parts else rest

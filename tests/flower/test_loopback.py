@@ -144,4 +144,4 @@ def test_a_server_of_another_authority_is_not_spoken_to(machines: Machines) -> N
         timeout=120,
     )
     assert listed.returncode != 0
-    assert b"certificate" in (listed.stdout + listed.stderr).lower()
+    machines.call("flwr", "list", machines.folder.name)  # by the right authority it answers

@@ -223,7 +223,8 @@ def _row(
         "ours": mean,
         "error": spread / len(values) ** 0.5 if len(values) > 1 else None,
         "oracle_best": sum(known) / len(known) if known else None,
-        "published": cell.published.get(metric),
+        # What was published is of another set than a smaller scale may have been run on.
+        "published": cell.published.get(metric) if files[0]["experiment"]["data"] == cell.experiment.data else None,
         "rounds": files[0]["rounds"],
         "seeds": sorted(content["seed"] for content in files),
         "test_draws": files[0]["test_draws"],

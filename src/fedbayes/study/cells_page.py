@@ -11,6 +11,7 @@ from typing import Any
 from fedbayes.study.cells import Printed, curves_of
 
 PERCENT = ("accuracy", "ece", "mce")
+CAPITALS = ("nll", "ece", "mce", "auroc", "aupr", "fpr95", "rmse")
 BETTER_HIGH = ("accuracy", "auroc", "aupr")
 INKS = ("#1b6ca8", "#b5482a", "#5b8c3e", "#7a4fa3", "#c08a1e", "#3c8f8f", "#8a8a8a", "#b03a6f")
 STYLE = """
@@ -32,7 +33,7 @@ def markdown(printed: Printed, rows: Sequence[Mapping[str, Any]]) -> str:
     for (group, metric), block in blocks(rows).items():
         columns = list(dict.fromkeys(row["column"] for row in block))
         at = {(row["row"], row["column"]): row for row in block}
-        lines += [f"## {f'{group}: ' if group else ''}{metric.replace('_', ' ')}", ""]
+        lines += [f"## {heading(group, metric, block)}", ""]
         lines += ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
         for name in dict.fromkeys(row["row"] for row in block):
             lines.append(f"| {name} | " + " | ".join(_text(at.get((name, c))) for c in columns) + " |")
@@ -50,11 +51,21 @@ def made_of(rows: Sequence[Mapping[str, Any]]) -> str:
     devices = sorted({row["device"] for row in rows})
     commits = sorted({row["commit"] for row in rows if row["commit"]})
 
-    def span(values: list[int]) -> str:
-        return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
-
     made = f"{span(counts)} rounds, {span(seeds)} seeds, on {', '.join(devices)}"
     return made + (f", commit {', '.join(commits)}." if commits else ".")
+
+
+def span(values: Sequence[int]) -> str:
+    """Sorted numbers as one, or as the first and the last."""
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def heading(group: str, metric: str, block: Sequence[Mapping[str, Any]]) -> str:
+    """What a block shows: `MNIST: NLL, 50 draws (2000 rounds)`."""
+    words = [word.upper() if word in CAPITALS else word for word in metric.split("_")]
+    name = f"{words[0]}, {words[1]} draws" if len(words) == 2 and words[1].isdigit() else " ".join(words)
+    rounds = span(sorted({row["rounds"] for row in block}))
+    return f"{f'{group}: ' if group else ''}{name} ({rounds} round{'' if rounds == '1' else 's'})"
 
 
 def blocks(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
@@ -92,7 +103,7 @@ def page(printed: Printed, rows: Sequence[Mapping[str, Any]], output: Path, scal
             f"<tr><td>{html.escape(name)}</td>{''.join(_cell(at.get((name, c))) for c in columns)}</tr>"
             for name in dict.fromkeys(row["row"] for row in block)
         )
-        title = html.escape(f"{f'{group}: ' if group else ''}{metric.replace('_', ' ')}")
+        title = html.escape(heading(group, metric, block))
         made.append(f"<h2>{title}</h2><div class=wide><table><tr><th></th>{heads}</tr>{body}</table></div>")
     for group, column in dict.fromkeys((row["group"], row["column"]) for row in rows):
         drawn = curves(printed, output, scale, group, column)
