@@ -38,10 +38,10 @@ def clients_of(population: int) -> Clients:
     return Clients(data, Ragged.of_sizes(flat, np.full(population, EACH)), nothing, torch.zeros(0, dtype=torch.int64))
 
 
-def resident() -> int:
-    """Bytes in memory, without the pages of files that the system may drop at any time."""
+def resident(which: str = "RssAnon") -> int:
+    """Bytes in memory without the pages of files, which the system may drop at any time; `VmHWM`: the most, with."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["RssAnon"].split()[0]) * 1024
+    return int(fields[which].split()[0]) * 1024
 
 
 def touch_all(recording: Recording, task: Task, population: int) -> None:
@@ -103,7 +103,12 @@ def main() -> None:
         progress, record = next(steps)
         recording.add(progress, record)
         seconds = time.perf_counter() - started
-        found = {"seconds": seconds, "resident": resident(), "disk": bytes_in(given.folder / "own")}
+        found = {
+            "seconds": seconds,
+            "resident": resident(),
+            "peak": resident("VmHWM"),
+            "disk": bytes_in(given.folder / "own"),
+        }
         print(json.dumps({"round": progress.state.round, "touched": len(recording.own.index), **found}), flush=True)
 
 

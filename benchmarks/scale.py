@@ -195,6 +195,8 @@ def population(figures: Figures) -> None:
             against_1000=statistics.median(made[t]["seconds"] / least[t]["seconds"] for t in later),
             resident_megabytes=max(made[t]["resident"] for t in later) / 1e6,
             resident_against_1000=max(made[t]["resident"] for t in later) / max(least[t]["resident"] for t in later),
+            peak_megabytes=made[-1]["peak"] / 1e6,
+            peak_against_1000=made[-1]["peak"] / least[-1]["peak"],
             touched=made[-1]["touched"],
             **planned,
             others_busy=others.share,

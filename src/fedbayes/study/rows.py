@@ -96,12 +96,12 @@ def read(path: Path, numbers: Sequence[int]) -> list[Row]:
 
 
 def _row(columns: Mapping[str, Any], number: int, shape: str) -> Row:
-    # A copy: a slice is the file itself, mapped, and goes with it.
-    cut = {name: column[number : number + 1][0].clone() for name, column in columns.items()}
+    cut = {name: column[number : number + 1][0] for name, column in columns.items()}
     written = bytes(cut.pop(SUMS).tolist()).hex()
     return Row(shape, {name.removeprefix(FIELD): t for name, t in cut.items()}, written)
 
 
 def value(row: Row, device: torch.device | str = "cpu") -> Any:
     """What a row was made of."""
-    return value_of(json.loads(row.shape), {name: t.to(device) for name, t in row.tensors.items()})
+    # A copy: what was read is the file itself, mapped.
+    return value_of(json.loads(row.shape), {name: t.to(device, copy=True) for name, t in row.tensors.items()})

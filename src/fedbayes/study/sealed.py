@@ -40,7 +40,8 @@ def pack(rows: Mapping[str, Any]) -> bytes:
         if shape not in shapes:
             shapes.append(shape)
         index[row] = [shapes.index(shape), checksum(shape, own)]
-        tensors |= {f"{row}/{name}": t for name, t in own.items()}
+        # A copy: safetensors refuses two names for one memory, such as the best broadcast and the last.
+        tensors |= {f"{row}/{name}": t.clone() for name, t in own.items()}
     header = json.dumps({"version": VERSION, "structures": shapes, "rows": index})
     return pack_safetensors(tensors, metadata={"fedbayes": header})
 
@@ -84,8 +85,9 @@ def structure(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, Tensor):
-        # A copy: safetensors refuses two names for one memory, such as the best broadcast and the last.
-        tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        t = value.detach().cpu()
+        # Of one entry or none any stride is contiguous, but not every one can be read as bytes.
+        tensors[path] = t.contiguous() if t.numel() > 1 else t.clone(memory_format=torch.contiguous_format)
         return {"tensor": path}
     for kind, cls in KINDS.items():
         if isinstance(value, cls):
