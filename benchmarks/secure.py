@@ -6,6 +6,7 @@ the sum and not a network. Needs `fedbayes[flower]`. Writes docs/results/bench-s
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ from fedbayes.study.experiment import Experiment
 
 HERE = Path(__file__).parent
 CLIENTS = 10
+RULES = ["nwa", "log_pool", "conflation", "lp"]
 EXPERIMENT = Experiment(
     data="secure:images",
     network="mlp",
@@ -87,13 +89,16 @@ def federate(x: Experiment, post: Here) -> fb.Run:
 def main() -> None:
     sys.modules["secure"] = sys.modules["__main__"]
     torch.set_num_threads(1)
-    figures = Figures(HERE.parent / "docs/results/bench-secure.json", "cpu")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=RULES, default=RULES, help="keeps the file's other rows")
+    only = parser.parse_args().only
+    figures = Figures(HERE.parent / "docs/results/bench-secure.json", "cpu", keep=len(only) < len(RULES))
     cases: dict[str, tuple[tuple[int, ...], int | None]] = {
         "": ((), None),
         ", one drops out": ((4,), None),
         ", one would clip": ((), 4),
     }
-    for rule in ("nwa", "log_pool", "conflation", "lp"):
+    for rule in only:
         x = carried(replace(EXPERIMENT, options={**EXPERIMENT.options, "rule": rule}))
         hidden = replace(x, flower={**x.flower, "secure": True})
         for what, (silent, outlier) in cases.items():
