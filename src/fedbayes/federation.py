@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from fedbayes.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.optimisers import Optimiser
 from fedbayes.posterior import Draws, Gaussian, LowRank, Parts, Point, Posterior, scales
-from fedbayes.server.rules import RULES, Rule, Statistics, largest
+from fedbayes.server.rules import RULES, Rule, Statistics, added, largest
 from fedbayes.server.weighting import Weighting
 
 SERVER = -1  # the server's number where it trains on data of its own
@@ -204,9 +203,16 @@ def gathering(program: Program) -> Program | None:
     )
 
 
-def add_terms(program: Program, terms: Iterable[Terms]) -> Terms:
-    """The sum over clients, or over sums."""
-    return reduce(lambda a, b: {part: program.rules[part].add(a[part], b[part]) for part in a}, terms)
+def add_terms(program: Program, terms: Iterable[Terms], total: Terms | None = None) -> Terms:
+    """The sum over clients, or over sums, in the memory of a running total where there is one.
+
+    Terms may come one at a time: memory O(weights). They themselves are not changed.
+    """
+    for more in terms:
+        before = dict.fromkeys(more) if total is None else total
+        total = {part: added(program.rules[part], before[part], t) for part, t in more.items()}
+    assert total is not None
+    return total
 
 
 def close_round(
@@ -235,11 +241,12 @@ def close_round(
 def _weigh_uploads(program: Program, order: Order, uploads: Sequence[Contribution]) -> Terms:
     compare = program.weighting.compare
     weights = [None] * len(uploads) if compare is None else list(compare([u.parts[program.main] for u in uploads]))
-    made = []
-    for u, weight in zip(uploads, weights):
+
+    def term(u: Contribution, weight: Tensor | None) -> Terms:
         info = Info(order.broadcast, order.options, torch.tensor(order.round), u.n, ())  # type: ignore[arg-type]
-        made.append(contribute(program, Upload(u.parts, {}, {}), info, weight)[0])
-    return add_terms(program, made)
+        return contribute(program, Upload(u.parts, {}, {}), info, weight)[0]
+
+    return add_terms(program, map(term, uploads, weights))
 
 
 def gathered(program: Program, pooled: Parts, uploads: Sequence[Contribution]) -> Parts:

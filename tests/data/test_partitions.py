@@ -1,6 +1,7 @@
 """Laws of partitions: rows dealt once, exact volumes, mixes as asked for, one split a seed."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbayes.data import from_arrays, partition
+from fedbayes.data import from_arrays, partition, ragged
 from fedbayes.data.deal import apportion
 from fedbayes.data.partition import PARTITIONS, RECIPES
+from fedbayes.data.ragged import Ragged
 
 WAYS = {
     "iid": partition.iid(),
@@ -274,3 +276,20 @@ def test_partitions_are_values():
     assert (cut.name, cut.options) == ("dirichlet", {"alpha": 0.3, "least": 1, "server": 0})
     assert str(partition.main_classes(2, 0.0, server=5)) == "main_classes(main=2, p=0.0, server=5)"
     assert str(partition.main_classes(2, 0.2, volume=9)) == "main_classes(main=2, p=0.2, volume=9)"
+
+
+def test_a_table_of_many_rows_is_a_file_that_is_mapped(monkeypatch):
+    sizes = np.random.default_rng(0).integers(1, 9, 300)
+    flat = np.random.default_rng(1).integers(0, 50, sizes.sum())
+    plain = Ragged.of_sizes(flat, sizes)
+    monkeypatch.setattr(ragged, "MANY", 100)
+    mapped = Ragged.of_sizes(flat, sizes)
+    assert torch.equal(mapped.flat, plain.flat)
+    assert all(torch.equal(mapped[k], plain[k]) for k in (0, 7, 299))
+    again = pickle.loads(pickle.dumps(mapped))
+    assert torch.equal(again.flat, plain.flat)
+    maps = Path("/proc/self/maps")
+    if maps.is_file():
+        assert any(
+            f"{mapped.flat.data_ptr():x}-" in line and "deleted" in line for line in maps.read_text().split("\n")
+        )

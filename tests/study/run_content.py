@@ -6,18 +6,17 @@ import torch
 
 from fedbayes.study import checkpoint, journal, sealed
 from fedbayes.study.folders import arrays_in
-from fedbayes.study.own import OwnFiles, index_of
+from fedbayes.study.own import Index, OwnFiles
 
 
 def content(folder: Path) -> dict:
     row = sealed.read(checkpoint.paths(folder)[-1], checkpoint.ROW)
-    index = index_of(row.pop("own"))
+    index = Index(row.pop("own"))
     own = OwnFiles(folder / "own", torch.device("cpu"), index)
     records = [{k: v for k, v in record.items() if k != "seconds"} for record in journal.read(folder)]
     return {
         "checkpoint": row,
-        "own": {client: own.get(client) for client in index},
-        "index": index,
+        "own": {client: own.get(client) for client in index.clients},
         "journal": records,
         "evaluation": arrays_in(folder / "evaluation.npz"),
     }

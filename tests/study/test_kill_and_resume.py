@@ -11,15 +11,19 @@ from pathlib import Path
 
 from run_content import content, same
 
+from fedbayes.study import checkpoint
 from fedbayes.study.experiment import to_toml
+from fedbayes.study.own import OwnFiles
 from fedbayes.study.run import resume, run
 
 HERE = Path(__file__).parent
-QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+HERE_FIRST = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": HERE_FIRST}
 
 
 def test_a_run_killed_at_every_step_on_disk_resumes_exactly(tiny, tmp_path):
-    experiment = replace(tiny, rounds=3, options={"server": "adam"}, validation=0.2)
+    # Of four clients three take part: a file is worn after the next round, and compacted beside the third.
+    experiment = replace(tiny, clients=4, rounds=3, options={"server": "adam"}, validation=0.2)
     (tmp_path / "x.toml").write_text(to_toml(experiment))
     made = subprocess.run(
         [sys.executable, HERE / "kill_everywhere.py", tmp_path / "x.toml", tmp_path],
@@ -52,9 +56,20 @@ def test_a_command_killed_from_outside_resumes_exactly_on_the_default_engine(tin
 
 def test_own_files_that_no_checkpoint_needs_are_gone(tiny, tmp_path):
     run(replace(tiny, rounds=12), tmp_path)
-    needed = set(content(tmp_path)["index"].values())
-    held = {int(path.stem.removeprefix("round-")) for path in (tmp_path / "own").iterdir()}
-    # The last two checkpoints are kept, and the one before may need one round's file more.
-    assert needed <= held
-    assert len(held - needed) <= tiny.cohort
-    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    needed = [checkpoint.own_index(path).files for path in checkpoint.paths(tmp_path)]
+    held = {int(path.stem.removeprefix("rows-")) for path in (tmp_path / "own").iterdir()}
+    assert len(needed) == 2
+    assert held == needed[0] | needed[1]
+
+
+def test_rows_are_compacted_beside_rounds_and_survive_a_kill(tiny, tmp_path, monkeypatch):
+    experiment = replace(tiny, clients=12, cohort=4, rounds=14)
+    run(experiment, tmp_path / "whole")
+    moves = []
+    real = OwnFiles.settle
+    monkeypatch.setattr(OwnFiles, "settle", lambda self: (moves.append(self._move), real(self))[1])
+    run(replace(experiment, rounds=9), tmp_path / "cut")
+    assert any(move is not None for move in moves)
+    (tmp_path / "cut/config.toml").write_text(to_toml(experiment))
+    resume(tmp_path / "cut")
+    assert same(content(tmp_path / "cut")["own"], content(tmp_path / "whole")["own"])

@@ -1,11 +1,24 @@
 """Row numbers of unequal lists, held as one flat vector and its cuts."""
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+MANY = 1 << 20  # entries from which on a table lies in a file
+
+
+def _held(entries: np.ndarray) -> Tensor:
+    """Entries as a tensor; of many, a file that is mapped: resident is then what clients that take part have read."""
+    if len(entries) < MANY:
+        return torch.from_numpy(entries)
+    with tempfile.NamedTemporaryFile() as file:  # its name goes here, its content with the tensor
+        entries.tofile(file)
+        file.flush()
+        return torch.from_file(file.name, size=len(entries), dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +31,7 @@ class Ragged:
     @classmethod
     def of_sizes(cls, flat: np.ndarray, sizes: np.ndarray) -> "Ragged":
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return cls(torch.from_numpy(np.ascontiguousarray(flat, np.int64)), torch.from_numpy(offsets))
+        return cls(_held(np.ascontiguousarray(flat, np.int64)), _held(offsets))
 
     @classmethod
     def of_lists(cls, lists: Sequence[Sequence[int] | np.ndarray | Tensor]) -> "Ragged":

@@ -64,7 +64,7 @@ class Loop:
             if self.program.needs_uploads:
                 uploads.append(Contribution(k, upload.parts, info.n))
             else:
-                total = terms if total is None else add_terms(self.program, [total, terms])
+                total = add_terms(self.program, [terms], total)
             kept[k] = upload.own
             for name, value in upload.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value)

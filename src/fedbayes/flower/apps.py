@@ -14,8 +14,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedbayes.errors import InputError
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.grid import GridPost, content_of, letter_of
-from fedbayes.flower.kept import Kept, in_file
-from fedbayes.flower.node import EVALUATE, QUERY, REFINE, TRAIN, Node
+from fedbayes.flower.kept import Kept, Slot, in_file
+from fedbayes.flower.node import EVALUATE, QUERY, REFINE, SECURE, TRAIN, Node
 from fedbayes.flower.wire import Letter
 from fedbayes.study.build import options_of_method
 from fedbayes.study.experiment import Experiment, read, with_settings
@@ -62,6 +62,8 @@ def client_app(experiment: str | Path, *, state: str | Path | None = None) -> Cl
 
     app.query()(answering(QUERY))
     app.train()(answering(TRAIN))
+    for kind in SECURE:
+        app.train(kind.removeprefix(f"{TRAIN}."))(answering(kind))
     app.evaluate()(answering(EVALUATE))
     app.evaluate("refine")(answering(REFINE))
     return app
@@ -88,10 +90,15 @@ def _answer(x: Experiment, kind: str, letter: Letter, context: Context, state: s
 
 def _kept(context: Context, folder: str | Path | None, name: str) -> Kept:
     """What a client keeps, in the folder where there is one, else in Flower's context, which ends with the run."""
+    secret = _slot(context, f"{OWN}.{name}.secret")
     if folder is not None:
         plain = "".join(c if c.isalnum() else "-" for c in name)
-        return in_file(Path(folder) / f"{plain}.safetensors")
-    key = f"{OWN}.{name}"
+        return in_file(Path(folder) / f"{plain}.safetensors", secret)
+    return Kept(*_slot(context, f"{OWN}.{name}"), secret)
+
+
+def _slot(context: Context, key: str) -> Slot:
+    """A place in Flower's context."""
 
     def fetch() -> bytes | None:
         record = context.state.config_records.get(key)
@@ -101,7 +108,7 @@ def _kept(context: Context, folder: str | Path | None, name: str) -> Kept:
     def store(block: bytes) -> None:
         context.state[key] = ConfigRecord({"block": block})
 
-    return Kept(fetch, store)
+    return Slot(fetch, store)
 
 
 def _say(record: Record) -> None:

@@ -46,6 +46,11 @@ def federated(post: Post) -> Carrier:
             raise InputError('noise: the server has no rows to judge it by; set noise = "likelihood" or "none"')
         if task.program.gather is not None:
             raise InputError('laplace: on Flower posteriors travel with the rounds; set laplace = "every"')
+        if settings.secure and task.program.needs_uploads:
+            raise InputError(
+                f"flower: {experiment.method} needs every client's posterior at the server, which a secure sum hides; "
+                "set secure = false, or use a method whose uploads only add"
+            )
         write_once(folder / TOKEN, secrets.token_hex(8))
         head = {
             **head_of(experiment, layouts_of(task.program.initial)),

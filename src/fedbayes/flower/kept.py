@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,19 @@ class Lost(LookupError):
     """The own state that the server counted last is not here."""
 
 
+class Slot(NamedTuple):
+    """A place for one block of bytes."""
+
+    fetch: Callable[[], bytes | None]
+    store: Callable[[bytes], None]
+
+
+def in_memory() -> Slot:
+    """A place that ends with the process."""
+    block: list[bytes] = []
+    return Slot(lambda: block[0] if block else None, lambda new: block.__setitem__(slice(None), [new]))
+
+
 class Kept:
     """Own state by round, in one block of bytes that something else stores: a file, or Flower's context.
 
@@ -23,9 +37,12 @@ class Kept:
     its checkpoint. So the state after the round counted last stays until the server names a later one.
     """
 
-    def __init__(self, fetch: Callable[[], bytes | None], store: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, fetch: Callable[[], bytes | None], store: Callable[[bytes], None], secret: Slot | None = None
+    ) -> None:
         self.fetch = fetch
         self.store = store
+        self.secret = in_memory() if secret is None else secret  # of a secure sum, from one letter to the next
 
     def after(self, number: int, device: torch.device) -> Own | None:
         """Own state after a round; None before the first (-1). Lost where there is none of that round."""
@@ -49,6 +66,8 @@ class Kept:
             self.store(sealed.pack(rows))
 
 
-def in_file(path: Path) -> Kept:
-    """Own state in a file, which outlives the node and the run."""
-    return Kept(lambda: path.read_bytes() if path.is_file() else None, lambda block: write_atomically(path, block))
+def in_file(path: Path, secret: Slot | None = None) -> Kept:
+    """Own state in a file, which outlives the node and the run; secrets of a round are never in a file."""
+    return Kept(
+        lambda: path.read_bytes() if path.is_file() else None, lambda block: write_atomically(path, block), secret
+    )

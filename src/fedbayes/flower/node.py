@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.errors import InputError
@@ -22,6 +23,17 @@ from fedbayes.study.experiment import Experiment, from_toml, to_toml
 from fedbayes.training import Task, score_sums
 
 QUERY, TRAIN, EVALUATE, REFINE = "query", "train", "evaluate", "evaluate.refine"
+SECURE = ("train.keys", "train.shares", "train.masked", "train.unmask")  # the letters of a secure sum
+
+
+class Trained(NamedTuple):
+    """What a client's round brought: its upload, what it had kept before, and whether that was lost."""
+
+    upload: Upload
+    info: Info
+    broadcast: Parts
+    own: Own | None
+    lost: bool
 
 
 class Node:
@@ -39,6 +51,10 @@ class Node:
         """The reply to a letter; where the letter can't be used, one that says why."""
         try:
             check_head(letter.head, self.head | ({"client": self.client} if kind != QUERY else {}))
+            if kind in SECURE:
+                from fedbayes.flower import secure_node  # needs Flower's cryptography
+
+                return secure_node.answer(self, kind, letter, kept)
             return ANSWERS[kind](self, letter, kept)
         except Refused as why:
             return Letter({"refused": str(why)}, {})
@@ -47,6 +63,25 @@ class Node:
         """The head of a reply: what the federation has in common, which letter it answers, and more."""
         named: Head = {key: letter.head[key] for key in ("run", "round") if key in letter.head}
         return {**self.head, **named, "client": self.client, **more}
+
+    def trained(self, letter: Letter, kept: Kept) -> Trained:
+        """From the broadcast and what was kept to an upload; Refused where it is not finite."""
+        task, head = self.task, letter.head
+        program, number = task.program, head["round"]
+        broadcast = read(letter.arrays, program.initial, Coding(head["dtype"], head["delta"]), what="broadcast")
+        own, lost = None, False
+        try:
+            own = kept.after(head["counted"], task.device)
+        except Lost:
+            lost = True
+        order = Order(number, (self.client,), (), broadcast, program.options(number))
+        with quick_cpu(), tensor_cores(task.precision):
+            upload, info = task.engine.client(order, self.client, own)
+        # The client looks itself: what is not finite need not travel, and its own state stays as it was.
+        _, finite = contribute(program, upload, info, torch.ones((), dtype=torch.float64))
+        if not bool(finite):
+            raise Refused(LEFT_OUT)
+        return Trained(upload, info, broadcast, own, lost)
 
 
 @lru_cache(maxsize=4)
@@ -65,25 +100,11 @@ def introduce(node: Node, letter: Letter, kept: Kept) -> Letter:
 
 def train(node: Node, letter: Letter, kept: Kept) -> Letter:
     """A client's round: from the broadcast and what was kept to an upload."""
-    task, head = node.task, letter.head
-    program, coding = task.program, Coding(head["dtype"], head["delta"])
-    number, counted = head["round"], head["counted"]
-    broadcast = read(letter.arrays, program.initial, coding, what="broadcast")
-    lost = False
-    try:
-        own = kept.after(counted, task.device)
-    except Lost:
-        own, lost = None, True
-    order = Order(number, (node.client,), (), broadcast, program.options(number))
-    with quick_cpu(), tensor_cores(task.precision):
-        upload, info = task.engine.client(order, node.client, own)
-    # The client looks itself: what is not finite need not travel, and its own state stays as it was.
-    _, finite = contribute(program, upload, info, torch.ones((), dtype=torch.float64))
-    if not bool(finite):
-        raise Refused(LEFT_OUT)
-    shared = {part: upload.parts[part] for part in program.rules}
-    arrays = write(shared, coding, broadcast)
-    kept.put(number, upload.own, counted, own)
+    head = letter.head
+    upload, info, broadcast, own, lost = node.trained(letter, kept)
+    shared = {part: upload.parts[part] for part in node.task.program.rules}
+    arrays = write(shared, Coding(head["dtype"], head["delta"]), broadcast)
+    kept.put(head["round"], upload.own, head["counted"], own)
     metrics = {f"metric.{name}": float(value) for name, value in upload.metrics.items()}
     return Letter(node.reply(letter, rows=int(info.n), own=bool(upload.own), lost=lost, **metrics), arrays)
 

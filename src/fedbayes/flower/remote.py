@@ -47,6 +47,8 @@ class Remote:
 
     def train(self, order: Order, own: OwnState, after: Callable[[], None] = lambda: None) -> Outcome:
         """Ask the cohort, refuse what can't be used, and close on the rest once enough have answered."""
+        if self.settings.secure:
+            return self._secure(order, own, after)
         least = min(self.settings.min_clients, len(order.cohort))  # of a cohort that was made to drop out, who is left
         total = Total(self.program, order, self.settings.coding)
         for attempt in range(self.settings.attempts if order.cohort else 0):
@@ -72,6 +74,42 @@ class Remote:
         reasons = "; ".join(f"client {k}: {text}" for k, text in total.left_out.items()) or "no node was online"
         raise InputError(
             f"round {order.round + 1}: {total.counted} clients answered, min_clients is {least} ({reasons}). "
+            "The rounds before it are kept: start the run again into the same folder when the nodes are back"
+        )
+
+    def _secure(self, order: Order, own: OwnState, after: Callable[[], None]) -> Outcome:
+        """The sum without the terms; begun anew, with new keys, where too many dropped out of it."""
+        from fedbayes.flower.secure_sum import MASKED, SecureSum, TooFew  # needs Flower's cryptography
+
+        why = ""
+        for _ in range(self.settings.attempts):
+            asked = self._choose(order, Total(self.program, order, self.settings.coding))
+            rows = {card.client: card.rows for card in self.roll.cards.values()}
+            unit = sum(rows[k] for k in asked) / max(1, len(asked))
+            attempt = SecureSum(self.program, order, self.settings, self._coded())
+
+            def exchange(kind: str, letters: Mapping[int, Letter], asked: Any = asked) -> Iterator[tuple[int, Answer]]:
+                nodes = {asked[k]: k for k in letters}
+                for node, answer in self._exchange(kind, {asked[k]: letter for k, letter in letters.items()}):
+                    if kind == MASKED:
+                        after()
+                    yield nodes[node], answer
+
+            def opened(client: int, answer: Answer) -> Letter:
+                return self._opened(client, answer, round=order.round)
+
+            try:
+                made = attempt.run({k: _counted(own(k)) for k in asked}, unit, exchange, opened)
+                if made.counted >= min(self.settings.min_clients, len(order.cohort)):
+                    self.notes += attempt.notes
+                    return made
+                why = f"{made.counted} clients answered, min_clients is {self.settings.min_clients}"
+            except TooFew as error:
+                why = str(error)
+            why += "".join(f"; client {k}: {text}" for k, text in sorted(attempt.left_out.items()))
+            self.notes.append(f"the secure sum was begun anew: {why}")
+        raise InputError(
+            f"round {order.round + 1}: no secure sum came about ({why}). "
             "The rounds before it are kept: start the run again into the same folder when the nodes are back"
         )
 

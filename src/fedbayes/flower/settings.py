@@ -20,6 +20,7 @@ class Settings:
     attempts: int = 3  # how often a round is asked of clients that did not answer while too few did
     dtype: str = HELD
     delta: bool = False  # an upload travels as its difference from the broadcast
+    secure: bool = False  # uploads are added under masks: the server sees their sum, and no client's own
     client_scores: bool | None = None  # scores on the clients' test rows; by default where the server has none
 
     @property
@@ -42,6 +43,7 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "attempts": ("a whole number of at least 1", _whole),
     "dtype": (f"one of {', '.join(DTYPES)}", lambda v: v in DTYPES),
     "delta": ("true or false", lambda v: isinstance(v, bool)),
+    "secure": ("true or false", lambda v: isinstance(v, bool)),
     "client_scores": ("true or false", lambda v: isinstance(v, bool)),
 }
 
@@ -57,4 +59,6 @@ def settings_of(table: Mapping[str, Any], cohort: int) -> Settings:
     made = Settings(**table)
     if made.min_clients > cohort:
         raise InputError(f"flower: min_clients is {made.min_clients}, but a cohort has {cohort} clients")
+    if made.secure and cohort < 3:
+        raise InputError(f"flower: a secure sum needs at least 3 clients a round, the cohort has {cohort}")
     return made

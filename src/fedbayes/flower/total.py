@@ -60,7 +60,7 @@ class Total:
         if program.needs_uploads:
             self.uploads.append(Contribution(k, reply.parts, torch.tensor(reply.rows)))
         else:
-            self.terms = terms if self.terms is None else add_terms(program, [self.terms, terms])
+            self.terms = add_terms(program, [terms], self.terms)
         # The state itself stays with the client; the server keeps after which round it was counted.
         self.own[k] = {"counted": torch.tensor(self.order.round)} if reply.own else {}
         self.left_out.pop(k, None)

@@ -8,7 +8,6 @@ unit scale. Centred so, small variances survive large means.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -39,6 +38,14 @@ class Rule(NamedTuple):
         """The statistics of two groups of clients as those of their union."""
         return {key: torch.maximum(a[key], b[key]) if key in self.maxima else a[key] + b[key] for key in a}
 
+    def add_into(self, total: Statistics, more: Statistics) -> None:
+        """The same in the memory of `total`, at the speed at which memory is read and written."""
+        for key, t in more.items():
+            if key in self.maxima:
+                torch.maximum(total[key], t, out=total[key])
+            else:
+                total[key].add_(t)
+
 
 def unit_scale(reference: Posterior) -> Tensor:
     if isinstance(reference, Gaussian):
@@ -60,18 +67,24 @@ def _with_weight(statistics: Statistics, weight: Tensor) -> Statistics:
     return {**statistics, "weight": weight, "count": torch.ones_like(weight)}
 
 
-def moments(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
-    """Weighted first and second moments: enough for FedAvg, NWA, WS and the linear pool."""
-    d, v = in_units(q, reference)
-    w = weight.double()
-    sums = {"mean": w * d, "square": w * d.square(), "variance": w * v, "variance2": w.square() * v}
-    return _with_weight(sums, weight)
+def moments(*keys: str) -> Encode:
+    """Weighted first and second moments, of them those that a rule decodes."""
+
+    def encode(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
+        d, v = in_units(q, reference)
+        w = weight.double()
+        return _with_weight({key: MOMENTS[key](w, d, v) for key in keys}, weight)
+
+    return encode
 
 
-def _only(encode: Encode, *keys: str) -> Encode:
-    """Send no more than the rule decodes."""
-    wanted = (*keys, "weight", "count")
-    return lambda q, w, reference: {k: t for k, t in encode(q, w, reference).items() if k in wanted}
+# Enough for FedAvg, NWA, WS and the linear pool, of mean d and variance v in units of the reference.
+MOMENTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "mean": lambda w, d, v: w * d,
+    "square": lambda w, d, v: w * d.square(),
+    "variance": lambda w, d, v: w * v,
+    "variance2": lambda w, d, v: w.square() * v,
+}
 
 
 def full_moments(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
@@ -176,7 +189,7 @@ def _mean_rho(t: Statistics, reference: Posterior) -> Gaussian:
 
 
 linear_pool = Rule(
-    _only(moments, "mean", "square", "variance"),
+    moments("mean", "square", "variance"),
     _linear_pool,
     "moments of the mixture: mean of s^2 plus the spread of the means (linear pool, moment matching)",
     takes=(Gaussian, Point),
@@ -192,10 +205,10 @@ largest = Rule(
 )
 
 RULES: dict[str, Rule] = {
-    "fedavg": Rule(_only(moments, "mean"), _point, "weighted mean of points (McMahan et al., 2017)", takes=(Point,)),
+    "fedavg": Rule(moments("mean"), _point, "weighted mean of points (McMahan et al., 2017)", takes=(Point,)),
     "fedag": linear_pool._replace(about="the linear pool of points: normal with the clients' spread (FedAG)"),
-    "nwa": Rule(_only(moments, "mean", "variance"), _nwa, "weighted means of mean and variance"),
-    "ws": Rule(_only(moments, "mean", "variance2"), _ws, "the weighted sum of independent normals"),
+    "nwa": Rule(moments("mean", "variance"), _nwa, "weighted means of mean and variance"),
+    "ws": Rule(moments("mean", "variance2"), _ws, "the weighted sum of independent normals"),
     "lp": linear_pool,
     "conflation": Rule(_unweighted(naturals), _conflation, "product of the densities (Hill, 2011)"),
     "wc": Rule(_encode_wc, _wc, "weighted conflation; the variance follows the heaviest client", maxima=("heaviest",)),
@@ -252,8 +265,19 @@ def pool(
         raise ValueError(f"weights must be finite, not negative, and not all zero: {w.tolist()[:8]}")
     if reference is None:
         reference = _middle(posteriors)
-    total = reduce(rule.add, (rule.encode(q, wk, reference) for q, wk in zip(posteriors, w)))
+    total: Statistics | None = None
+    for q, wk in zip(posteriors, w):
+        total = added(rule, total, rule.encode(q, wk, reference))
+    assert total is not None
     return rule.decode(total, reference)
+
+
+def added(rule: Rule, total: Statistics | None, more: Statistics) -> Statistics:
+    """A running sum with one more term, or sum, in its own memory; the first is copied, for it may be a client's."""
+    if total is None:
+        return {key: t.clone() for key, t in more.items()}
+    rule.add_into(total, more)
+    return total
 
 
 def _check_pool(rule: Rule, posteriors: list[Posterior], reference: Posterior | None) -> None:

@@ -13,7 +13,7 @@ from fedbayes.federation import FederationState, beside
 from fedbayes.posterior import Parts
 from fedbayes.study import sealed
 from fedbayes.study.experiment import Experiment, from_toml, table_of, to_toml
-from fedbayes.study.own import index_of
+from fedbayes.study.own import Index
 from fedbayes.training import Best, Progress, Task
 
 KEPT = 2
@@ -26,7 +26,7 @@ class Checkpoint(NamedTuple):
     """The progress after a round, and where each client's own state lies."""
 
     progress: Progress
-    own: dict[int, int]
+    own: Index
 
 
 def paths(folder: Path) -> list[Path]:
@@ -72,15 +72,15 @@ def read(path: Path, experiment: Experiment, task: Task) -> Checkpoint:
         sent = {part: q for part, q in parts.items() if not beside(part)}
         _check_layouts(path, sent, task.program.initial)
     state = FederationState(row["round"], row["broadcast"], row["optimiser"])
-    return Checkpoint(Progress(state, best, row["stopped"]), index_of(row["own"]))
+    return Checkpoint(Progress(state, best, row["stopped"]), Index(row["own"]))
 
 
-def own_index(path: Path) -> dict[int, int]:
+def own_index(path: Path) -> Index:
     """Where a checkpoint says that each client's own state lies; empty where it can't be read."""
     try:
-        return index_of(sealed.read(path, ROW, torch.device("cpu"))["own"])
+        return Index(sealed.read(path, ROW, torch.device("cpu"))["own"])
     except (ValueError, OSError):
-        return {}
+        return Index()
 
 
 def _check_config(path: Path, now: Experiment, then: Experiment) -> None:

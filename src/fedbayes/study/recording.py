@@ -32,7 +32,7 @@ class Recording:
         begun(experiment.method, task, self.records)
         if not task.done(self.progress):
             (folder / evaluation.FILE).unlink(missing_ok=True)
-        self._kept = [dict(self.own.index)]
+        self._kept = [self.own.index.files]
         self._saved = time.monotonic()
 
     def add(self, progress: Progress, record: journal.Record) -> None:
@@ -42,10 +42,12 @@ class Recording:
         self.records.append(record)
         if self._due():
             journal.sync(self.folder)
-            checkpoint.write(self.folder, self.experiment, progress, self.own.as_tensors())
-            self._kept = [*self._kept[-1:], dict(self.own.index)]
+            checkpoint.write(self.folder, self.experiment, progress, self.own.index.as_tensors())
+            self._kept = [*self._kept[-1:], self.own.index.files]
             self.own.sweep(self._kept)
             self._saved = time.monotonic()
+        if not self.task.done(progress):
+            self.own.compact()
 
     def end(self) -> tuple[Run, bool]:
         """The run, with its table and evaluation on disk; and whether they had been there before."""
@@ -74,12 +76,12 @@ class Recording:
             progress = task.begin()
             own = OwnFiles(folder / "own", task.device)
             if task.rounds == 0:
-                checkpoint.write(folder, self.experiment, progress, own.as_tensors())
+                checkpoint.write(folder, self.experiment, progress, own.index.as_tensors())
         else:
             last = checkpoint.read(found[-1], self.experiment, task)
             progress = last.progress
             own = OwnFiles(folder / "own", task.device, last.own)
-        own.sweep([own.index, *map(checkpoint.own_index, found[:-1])])
+        own.sweep_strays([checkpoint.own_index(path).files for path in found[:-1]])
         return progress, own
 
 

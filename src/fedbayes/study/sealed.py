@@ -36,11 +36,12 @@ def pack(rows: Mapping[str, Any]) -> bytes:
     index: dict[str, list[Any]] = {}
     for row, value in rows.items():
         own: dict[str, Tensor] = {}
-        shape = json.dumps(_structure(value, "", own))
+        shape = json.dumps(structure(value, "", own))
         if shape not in shapes:
             shapes.append(shape)
-        index[row] = [shapes.index(shape), _checksum(shape, own)]
-        tensors |= {f"{row}/{name}": t for name, t in own.items()}
+        index[row] = [shapes.index(shape), checksum(shape, own)]
+        # A copy: safetensors refuses two names for one memory, such as the best broadcast and the last.
+        tensors |= {f"{row}/{name}": t.clone() for name, t in own.items()}
     header = json.dumps({"version": VERSION, "structures": shapes, "rows": index})
     return pack_safetensors(tensors, metadata={"fedbayes": header})
 
@@ -70,32 +71,33 @@ def unpack(data: bytes, row: str, device: torch.device | str = "cpu") -> Any:
 def _row(header: Any, row: str, tensors: Mapping[str, Tensor], device: torch.device | str, where: str) -> Any:
     if header["version"] > VERSION:
         raise InputError(f"{where} was written by a newer fedbayes (format {header['version']}); update fedbayes")
-    place, checksum = header["rows"][row]
+    place, written = header["rows"][row]
     shape = header["structures"][place]
     own = {name.removeprefix(f"{row}/"): t for name, t in tensors.items()}
-    if _checksum(shape, own) != checksum:
+    if checksum(shape, own) != written:
         raise ValueError("its checksum does not match its content")
     # A copy: what safe_open gives is the file itself, mapped, and changes with it.
-    return _value(json.loads(shape), {name: t.to(device, copy=True) for name, t in own.items()})
+    return value_of(json.loads(shape), {name: t.to(device, copy=True) for name, t in own.items()})
 
 
-def _structure(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def structure(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """What json can hold of a value; its tensors go into `tensors` under their path."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, Tensor):
-        # A copy: safetensors refuses two names for one memory, such as the best broadcast and the last.
-        tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        t = value.detach().cpu()
+        # Of one entry or none any stride is contiguous, but not every one can be read as bytes.
+        tensors[path] = t.contiguous() if t.numel() > 1 else t.clone(memory_format=torch.contiguous_format)
         return {"tensor": path}
     for kind, cls in KINDS.items():
         if isinstance(value, cls):
             names = [name for name in cls.__dataclass_fields__ if name != "layout"]
-            fields = {name: _structure(getattr(value, name), f"{path}.{name}", tensors) for name in names}
+            fields = {name: structure(getattr(value, name), f"{path}.{name}", tensors) for name in names}
             return {"posterior": kind, "layout": value.layout.to_json() if value.layout else None, "fields": fields}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _structure(v, f"{path}.{key}", tensors) for key, v in value.items()}}
+        return {"dict": {key: structure(v, f"{path}.{key}", tensors) for key, v in value.items()}}
     if type(value) in (list, tuple):
-        items = [_structure(v, f"{path}.{i}", tensors) for i, v in enumerate(value)]
+        items = [structure(v, f"{path}.{i}", tensors) for i, v in enumerate(value)]
         return {"list" if type(value) is list else "tuple": items}
     raise InputError(
         f"a {type(value).__name__} at {path.strip('.') or 'the top'} can't be written to a checkpoint; "
@@ -103,25 +105,27 @@ def _structure(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _value(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(structure, PLAIN):
-        return structure
-    if "tensor" in structure:
-        return tensors[structure["tensor"]]
-    if "posterior" in structure:
-        layout = Layout.from_json(structure["layout"]) if structure["layout"] else None
-        fields = {name: _value(v, tensors) for name, v in structure["fields"].items()}
-        return KINDS[structure["posterior"]](**fields, layout=layout)
-    if "dict" in structure:
-        return {key: _value(v, tensors) for key, v in structure["dict"].items()}
-    kind = tuple if "tuple" in structure else list
-    return kind(_value(v, tensors) for v in structure[kind.__name__])
+def value_of(nest: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `structure`."""
+    if isinstance(nest, PLAIN):
+        return nest
+    if "tensor" in nest:
+        return tensors[nest["tensor"]]
+    if "posterior" in nest:
+        layout = Layout.from_json(nest["layout"]) if nest["layout"] else None
+        fields = {name: value_of(v, tensors) for name, v in nest["fields"].items()}
+        return KINDS[nest["posterior"]](**fields, layout=layout)
+    if "dict" in nest:
+        return {key: value_of(v, tensors) for key, v in nest["dict"].items()}
+    kind = tuple if "tuple" in nest else list
+    return kind(value_of(v, tensors) for v in nest[kind.__name__])
 
 
-def _checksum(shape: str, tensors: Mapping[str, Tensor]) -> str:
+def checksum(shape: str, tensors: Mapping[str, Tensor]) -> str:
+    """A hash of a structure and its tensors, in hex."""
     digest = hashlib.blake2b(shape.encode(), digest_size=16)
     for name in sorted(tensors):
         t = tensors[name]
         digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
-        digest.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().data)  # no copy, and other threads run on
     return digest.hexdigest()

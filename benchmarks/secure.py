@@ -1,0 +1,119 @@
+"""The secure sum against the plain one: errors, seconds and bytes of a round, with a drop-out and with an outlier.
+
+An MLP of 42 thousand weights and ten clients of unequal size that answer in this process, so that what is measured is
+the sum and not a network. Needs `fedbayes[flower]`. Writes docs/results/bench-secure.json.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from measure import Figures, federation
+
+import fedbayes as fb
+from fedbayes.data import Dataset
+from fedbayes.flower.federated import carried, run
+from fedbayes.flower.kept import Kept, in_memory
+from fedbayes.flower.node import Node, Trained
+from fedbayes.flower.post import Answer
+from fedbayes.flower.wire import Letter
+from fedbayes.posterior import Gaussian
+from fedbayes.study.experiment import Experiment
+
+HERE = Path(__file__).parent
+CLIENTS = 10
+EXPERIMENT = Experiment(
+    data="secure:images",
+    network="mlp",
+    partition="dirichlet",
+    partition_options={"alpha": 1.0},
+    clients=CLIENTS,
+    rounds=3,
+    evaluate_every=3,
+    method="feduab",
+    options={"epochs": 1, "batch": 10},
+    flower={"wait": 1.0, "timeout": 60.0},
+)
+
+
+def images() -> Dataset:
+    return federation((1, 28, 28), [1000]).data
+
+
+class Here:
+    """Nodes that answer at once; some are silent when they are asked for a vector, one is an outlier."""
+
+    pause = 0.001
+
+    def __init__(self, experiment: Experiment, silent: tuple[int, ...] = (), outlier: int | None = None) -> None:
+        self.nodes_here = {k: Outlier(experiment, k) if k == outlier else Node(experiment, k) for k in range(CLIENTS)}
+        self.kept = {k: Kept(*in_memory()) for k in range(CLIENTS)}
+        self.silent, self.inbox = silent, dict[str, Answer]()
+
+    def nodes(self) -> list[int]:
+        return list(self.nodes_here)
+
+    def push(self, kind: str, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]:
+        for k, letter in letters.items():
+            gone = k in self.silent and kind in ("train", "train.masked")
+            answer = self.nodes_here[k].answer(kind, letter, self.kept[k])
+            self.inbox[f"{kind} {k}"] = "it is gone" if gone else answer
+        return {f"{kind} {k}": k for k in letters}
+
+    def pull(self, ids: Iterable[str]) -> list[tuple[str, Answer]]:
+        return [(key, self.inbox.pop(key)) for key in ids if key in self.inbox]
+
+
+class Outlier(Node):
+    """A client that has gone astray: its means are a hundred million scales away, its scales far too small."""
+
+    def trained(self, letter: Letter, kept: Kept) -> Trained:
+        made = super().trained(letter, kept)
+        q = made.upload.parts["model"]
+        parts = {**made.upload.parts, "model": Gaussian(q.mean + 1e8 * q.scale, q.scale * 1e-5, q.layout)}
+        return made._replace(upload=made.upload._replace(parts=parts))
+
+
+def federate(x: Experiment, post: Here) -> fb.Run:
+    with tempfile.TemporaryDirectory() as folder:
+        return run(x, Path(folder) / "run", post)[x.method]
+
+
+def main() -> None:
+    sys.modules["secure"] = sys.modules["__main__"]
+    torch.set_num_threads(1)
+    figures = Figures(HERE.parent / "docs/results/bench-secure.json", "cpu")
+    cases: dict[str, tuple[tuple[int, ...], int | None]] = {
+        "": ((), None),
+        ", one drops out": ((4,), None),
+        ", one would clip": ((), 4),
+    }
+    for rule in ("nwa", "log_pool", "conflation", "lp"):
+        x = carried(replace(EXPERIMENT, options={**EXPERIMENT.options, "rule": rule}))
+        hidden = replace(x, flower={**x.flower, "secure": True})
+        for what, (silent, outlier) in cases.items():
+            plain = federate(x, Here(x, (4,) if what else ()))
+            made = federate(hidden, Here(hidden, silent, outlier))
+            a, b = made.posterior, plain.posterior
+            assert isinstance(a, Gaussian)
+            assert isinstance(b, Gaussian)
+            last, before = made.journal[-1], plain.journal[-1]
+            figures.add(
+                f"{rule}{what}",
+                error_of_mean=float(((a.mean - b.mean).abs() / b.scale).max()),
+                error_of_scale=float((a.scale / b.scale - 1).abs().max()),
+                seconds=last["seconds"],
+                seconds_plain=before["seconds"],
+                bytes_up_a_client=last["bytes_up"] // CLIENTS,
+                bytes_up_plain=before["bytes_up"] // CLIENTS,
+                left_out=last["left_out"],
+            )
+
+
+if __name__ == "__main__":
+    main()

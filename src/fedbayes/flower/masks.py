@@ -1,0 +1,81 @@
+"""Keys, shares and masks of a secure sum: SecAgg+ (Bell et al., 2020), after Bonawitz et al. (2017).
+
+A client hides its vector under a mask of its own and one agreed with each neighbour, added by one of the two and taken
+off by the other: in the sum of all they cancel. Each secret is shared among the neighbours, so that the masks of who
+drops out can be taken off without it. Key agreement, encryption and Shamir's sharing are Flower's. The masks are not:
+its generator folds a seed into 32 bits, which can be searched; here it is AES-256 in counter mode under the whole key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_private_key,
+    bytes_to_public_key,
+    generate_key_pairs,
+    private_key_to_bytes,
+    public_key_to_bytes,
+)
+
+__all__ = ["agreed", "box", "combine_shares", "create_shares", "key_pair", "mask", "neighbours", "opened", "threshold"]
+
+LEAST = 3  # clients below which a sum says too much of one
+NEIGHBOURS = 32  # that a client has on each side, at most: a cohort of up to 65 is a complete graph
+
+
+def key_pair() -> tuple[bytes, bytes]:
+    """A private and a public key."""
+    private, public = generate_key_pairs()
+    return private_key_to_bytes(private), public_key_to_bytes(public)
+
+
+def agreed(private: bytes, public: bytes) -> bytes:
+    """The key that two clients have in common, each from its own private key and the other's public one."""
+    shared: bytes = generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
+    return shared
+
+
+def box(key: bytes, *contents: bytes) -> bytes:
+    """Contents that only the holder of the key can read."""
+    lengths = b"".join(len(content).to_bytes(4, "little") for content in contents)
+    sealed: bytes = encrypt(key, len(contents).to_bytes(1, "little") + lengths + b"".join(contents))
+    return sealed
+
+
+def opened(key: bytes, sealed: bytes) -> list[bytes]:
+    """The inverse of `box`."""
+    plain: bytes = decrypt(key, sealed)
+    lengths = [int.from_bytes(plain[1 + 4 * i : 5 + 4 * i], "little") for i in range(plain[0])]
+    contents, at = [], 1 + 4 * plain[0]
+    for length in lengths:
+        contents.append(plain[at : at + length])
+        at += length
+    return contents
+
+
+def mask(seed: bytes, purpose: str, size: int) -> np.ndarray:
+    """So many words of 64 bits that only the holders of the seed can tell from noise."""
+    key = hashlib.sha256(purpose.encode() + b"\0" + seed).digest()
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(stream.update(bytes(8 * size)), np.uint64)
+
+
+def neighbours(clients: Sequence[int], seed: int) -> dict[int, list[int]]:
+    """Who shares masks with whom: each with up to `NEIGHBOURS` on either side of a shuffled ring, itself not."""
+    ring = list(clients)
+    random.Random(seed).shuffle(ring)
+    n, reach = len(ring), min(NEIGHBOURS, len(ring) // 2)
+    near = {k: {ring[(at + step) % n] for step in range(-reach, reach + 1)} for at, k in enumerate(ring)}
+    return {k: sorted(others - {k}) for k, others in near.items()}
+
+
+def threshold(holders: int) -> int:
+    """How many of those who hold a share of a secret, its owner among them, must give it: more than half."""
+    return holders // 2 + 1
