@@ -140,3 +140,13 @@ def test_nor_frozen_weights_nor_augmented_inputs_nor_bfloat16() -> None:
 def test_nor_other_steps(options: dict[str, object]) -> None:
     task = prepare(CHAINS["relu"](3).double(), sites(), method=method_named("fedavg", options), rounds=1)
     assert task.program.client.phases[0].dense is None
+
+
+def test_nothing_is_known_of_a_phase_whose_step_was_replaced() -> None:
+    task = prepare(CHAINS["relu"](3).double(), sites(), method=method_named("fedavg"), rounds=1)
+    (phase,) = task.program.client.phases
+    assert phase.dense is not None
+    other = phase._replace(step=lambda state, b, tape, info: state)
+    assert other.dense is None
+    assert other.rowwise is None
+    assert phase._replace(epochs=7).dense is not None

@@ -41,6 +41,11 @@ METHODS: dict[str, dict[str, object]] = {
     "fedppd": {"options": {"test_draws": None}},
     "fedswag": {},
     "fedpa": {},
+    "fedbe": {"partition_options": {"server": 10}, "options": {"server_epochs": 1, "server_batch": 5}},
+    "fedppd_distill": {
+        "partition_options": {"server": 10},
+        "options": {"test_draws": None, "server_epochs": 1, "server_batch": 5},
+    },
     "fedavg_pf": {"personal_every": 2, "options": {"laplace": "every"}},
     "fedper_pf": {},
     "lg_fedavg_pf": {"options": {"laplace": "every"}},

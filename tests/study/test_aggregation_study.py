@@ -93,13 +93,13 @@ def trained(tmp_path_factory):
     return printed, output
 
 
-def test_small_cells_train_and_stand_beside_the_published_figures(trained):
+def test_small_cells_train_and_no_figure_of_another_set_stands_beside_them(trained):
     printed, output = trained
     rows = rows_of("agg-2", printed, output, "small")
     assert {(r["row"], r["column"]) for r in rows} == {("Conflation", "IID"), ("NWA size", "IID")}
     assert {r["metric"] for r in rows} == set(printed.metrics)
     (one,) = [r for r in rows if (r["row"], r["metric"]) == ("Conflation", "accuracy")]
-    assert one["published"] == pytest.approx(0.8742)
+    assert one["published"] is None
     assert 0 < one["ours"] <= 1
 
 

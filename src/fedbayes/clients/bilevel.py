@@ -57,7 +57,7 @@ def bilevel(inner: Client, *, optimiser: Optimiser, kl: str) -> Client:
         done = inner.finish(state.inner, _with(info, v))
         return Upload({**done.parts, "model": v}, {"model": done.parts["model"]}, done.metrics)
 
-    return Client(start, (phase.with_step(step),), finish, lambda broadcast: {"model": broadcast["model"]})
+    return Client(start, (phase._replace(step=step),), finish, lambda broadcast: {"model": broadcast["model"]})
 
 
 def own_model(client: Client, inner: Client) -> Client:

@@ -77,23 +77,37 @@ class Dense(NamedTuple):
     falling: bool
 
 
+Step = Callable[[State, Any, Tape, Info], State]  # of a Batch, or of a tuple of them where a phase reads several
+
+
+class Known(NamedTuple):
+    """What is known of the form of one step, for engines that have code of their own for it."""
+
+    step: Step
+    rowwise: Rowwise | None = None
+    dense: Dense | None = None
+
+
 class Phase(NamedTuple):
     """`epochs` passes over the client's data in shuffled batches; a step reads `batches` of them at once.
 
     `begin` is done once before the first step, and may change the shape of the state.
     """
 
-    step: Callable[[State, Any, Tape, Info], State]  # a Batch, or a tuple of them when batches > 1
+    step: Step
     epochs: int
     batch: int
     batches: int = 1
-    rowwise: Rowwise | None = None
-    dense: Dense | None = None
+    known: Known | None = None  # of `step`; of a phase whose step was replaced nothing is known
     begin: Callable[[State, Info], State] | None = None
 
-    def with_step(self, step: Callable[[State, Any, Tape, Info], State]) -> Phase:
-        """The same passes over the data with another step, of whose form nothing is known."""
-        return self._replace(step=step, rowwise=None, dense=None)
+    @property
+    def rowwise(self) -> Rowwise | None:
+        return self.known.rowwise if self.known is not None and self.known.step is self.step else None
+
+    @property
+    def dense(self) -> Dense | None:
+        return self.known.dense if self.known is not None and self.known.step is self.step else None
 
 
 class Client(NamedTuple):

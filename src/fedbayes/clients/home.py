@@ -81,7 +81,7 @@ def keep_home(inner: Client, split: Split, first: Parts) -> Client:
             assert phase.begin is not None
             return state._replace(inner=phase.begin(state.inner, info._replace(broadcast=state.whole)))
 
-        return phase.with_step(step)._replace(begin=begin if phase.begin else None)
+        return phase._replace(step=step, begin=begin if phase.begin else None)
 
     def finish(state: State, info: Info) -> Upload:
         done = inner.finish(state.inner, info._replace(broadcast=state.whole))

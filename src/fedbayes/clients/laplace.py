@@ -94,7 +94,7 @@ def inside(phase: Phase) -> Phase:
         assert phase.begin is not None
         return state._replace(inner=phase.begin(state.inner, info))
 
-    return phase.with_step(step)._replace(begin=begin if phase.begin else None)
+    return phase._replace(step=step, begin=begin if phase.begin else None)
 
 
 def means(group: Group, parts: Parts) -> dict[str, Tensor]:

@@ -63,7 +63,7 @@ def partitioned(inner: Client, *, first: Gaussian) -> Client:
         return {"precision": zero, "shift": zero.clone()}
 
     (phase,) = inner.phases
-    return Client(start, (phase.with_step(step),), finish, nothing)
+    return Client(start, (phase._replace(step=step),), finish, nothing)
 
 
 def own_model(client: Client, inner: Client) -> Client:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
+from fedbayes.clients.client import Batch, Client, Info, Known, Learner, Own, Phase, Upload, falling_rate
 from fedbayes.clients.known import dense, rowwise
 from fedbayes.gradient import gradients
 from fedbayes.model import Model
@@ -76,7 +76,7 @@ def point(
 
     form = None if adversarial or optimiser.momentum is None else dense(model, optimiser.momentum, pull, clip, falling)
     single = rowwise(form) if form is not None and batch == 1 and model.dtype == torch.float32 else None
-    return Client(start, (Phase(step, epochs, batch, rowwise=single, dense=form),), finish)
+    return Client(start, (Phase(step, epochs, batch, known=Known(step, single, form)),), finish)
 
 
 def clipped(slopes: dict[str, Tensor], most: Tensor) -> dict[str, Tensor]:
