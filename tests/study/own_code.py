@@ -64,7 +64,7 @@ def momentum_at_home(*, lr: float = 0.1, blend: float = 0.5, server: str | None 
         def first(broadcast):
             return {"last": Point(broadcast["model"].mean), "visits": torch.zeros((), dtype=torch.int64)}
 
-        phase = client.phases[0].with_step(step)
+        phase = client.phases[0]._replace(step=step)
         return program._replace(client=Client(start, (phase,), finish, first))
 
     return replace(base, name="momentum_at_home", options={"lr": lr, "blend": blend}, build=build)
