@@ -16,13 +16,16 @@ CORE = [
 ]
 
 
+WITH_FLOWER = [f"fedbayes.flower.{name}" for name in ("apps", "grid", "masks", "secure_node", "secure_sum")]
+
+
 def test_the_walk_finds_the_core():
     assert {"fedbayes.layout", "fedbayes.server.rules", "fedbayes.training"} <= set(CORE)
 
 
 @pytest.mark.parametrize("name", CORE)
 def test_docstring_examples_hold(name):
-    if name in ("fedbayes.flower.apps", "fedbayes.flower.grid"):
+    if name in WITH_FLOWER:
         pytest.importorskip("flwr", reason="needs Flower: make test-flower installs it")
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0

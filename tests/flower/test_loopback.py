@@ -21,7 +21,7 @@ from fedbayes.study.run import run as run_here
 
 pytestmark = pytest.mark.flower
 
-METHODS = ("fedavg", "pvi", "bpfed")  # one round each; another joins by its name
+METHODS = ("fedavg", "pvi", "bpfed", "fedppd")  # one round each; another joins by its name
 
 
 @pytest.fixture(scope="module")
