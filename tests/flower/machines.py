@@ -179,8 +179,9 @@ class Machines:
     def experiment(self, **table: Any) -> None:
         name = self.folder.name
         base = {"data": f"{name}.mine:data", "network": f"{name}.mine:network", "clients": 3, "seed": 3}
-        draws = {m: {"test_draws": 2} for m in table.get("methods") or [table["method"]] if m != "fedppd"}  # a point
-        options = {"options": {"epochs": 1, **draws}}
+        few = {"test_draws": 2}
+        each = {m: few for m in table.get("methods", ()) if m != "fedppd"}  # whose student is a point
+        options = {"options": {"epochs": 1, **(each or few)}}
         (self.folder / "experiment.toml").write_text(toml.dumps({**base, **table, **options}))
 
     def train(self, output: str) -> Run:
