@@ -266,3 +266,19 @@ def test_values_come_back_from_sealed_files_as_they_were(tmp_path):
     assert same(sealed.read(tmp_path / "x", "2"), value)
     with pytest.raises(InputError, match="a set at a can't be written"):
         sealed.write(tmp_path / "y", {"1": {"a": {1}}})
+
+
+def test_one_method_may_have_its_options_in_a_table_of_its_own(tmp_path):
+    experiment = Experiment(
+        data="digits",
+        network="linear",
+        clients=3,
+        rounds=1,
+        method="feduab",
+        options={"epochs": 1, "feduab": {"draws": 2}},
+    )
+    made = run(experiment, tmp_path / "r")["feduab"]
+    again = fb.load(tmp_path / "r")
+    assert again.task.program.test_draws == 2
+    assert torch.equal(again.posterior.mean, made.posterior.mean)
+    assert torch.equal(resume(tmp_path / "r")["feduab"].posterior.mean, made.posterior.mean)

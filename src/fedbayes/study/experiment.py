@@ -69,6 +69,11 @@ class Experiment:
         common = {k: v for k, v in self.options.items() if not isinstance(v, Mapping)}
         return {**common, **self.options.get(method, {})}
 
+    @property
+    def settled(self) -> Experiment:
+        """The same experiment; with one method, the options of its own table among the common ones."""
+        return self if self.methods else self.only(self.method)
+
     def only(self, method: str) -> Experiment:
         """The same experiment with one method of the comparison."""
         return replace(self, method=method, methods=(), options=self.options_of(method))

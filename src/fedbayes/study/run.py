@@ -56,6 +56,7 @@ def run(
     if experiment.engine == FLOWER and carrier is None:
         raise InputError('engine = "flower" runs by `fedbayes run` or `flwr run`; in Python use fedbayes.flower')
     check_tables(experiment)
+    experiment = experiment.settled
     refuse_another(experiment, folder)
     with _locked(folder):
         if clients is None:
@@ -100,7 +101,7 @@ def load(
     `network` and `clients` stand in for user code that can't be imported here.
     """
     folder = Path(folder)
-    experiment = experiment_in(folder)
+    experiment = experiment_in(folder).settled
     if experiment.methods:
         folder, experiment = folder / folder_name(experiment.method), experiment.only(experiment.method)
     here = experiment if device is None else replace(experiment, device=device)
@@ -176,7 +177,7 @@ def refuse_another(experiment: Experiment, folder: Path) -> None:
         if any(not path.name.startswith(".") for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty and holds no run; give another --output")
         return
-    there, ours = table_of(read(folder / CONFIG)), table_of(experiment)
+    there, ours = table_of(read(folder / CONFIG).settled), table_of(experiment.settled)
     changed = sorted(k for k in {*there, *ours} if there.get(k) != ours.get(k))
     if changed:
         raise InputError(
