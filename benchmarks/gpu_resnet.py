@@ -97,7 +97,7 @@ def main() -> None:
         raise SystemExit("no CUDA device is seen; --device cpu tries it out")
     began = time.perf_counter()
     figures = Figures(arguments.output, arguments.device, arguments.commit)
-    data = federation((3, 32, 32), 10, arguments.rows)
+    data = federation((3, 32, 32), [arguments.rows] * 10)
     for name in arguments.only:
         if time.perf_counter() - began > arguments.deadline:
             print("the deadline has passed; the other sections were not started", flush=True)
