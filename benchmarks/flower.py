@@ -164,7 +164,12 @@ def deploy(folder: Path, x: Experiment, where: Path) -> None:
         for k in range(CLIENTS):
             start("supernode.sh", str(k), f"127.0.0.1:{PORT}")
         subprocess.run(["flwr", "run", ".", "bench", "-c", f'output="{where}"'], check=True, env=environment)
+        patience = time.monotonic() + 900
         while not (where / "evaluation.npz").is_file():
+            if time.monotonic() > patience:
+                raise SystemExit(
+                    f"the federation did not end within 15 minutes:\n{(folder / 'log').read_text()[-2000:]}"
+                )
             time.sleep(0.2)
     finally:
         for process in started:
