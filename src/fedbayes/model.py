@@ -328,7 +328,8 @@ def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:
     taken = next((n for n in own if n.startswith("likelihood.")), None)
     if taken:
         raise ValueError(f"the network has a weight {taken!r}, a name that likelihoods use; rename that attribute")
-    return own | {f"likelihood.{n}": p.detach() for n, p in likelihood.parameters.items()}
+    device = next(iter(own.values())).device if own else None
+    return own | {f"likelihood.{n}": p.detach().to(device) for n, p in likelihood.parameters.items()}
 
 
 def _alone() -> bool:

@@ -114,8 +114,7 @@ class Steps:
                 if self.mode == "eager":
                     raise
                 lower = "eager" if self.mode in (ROWWISE, BY_HAND) else MODES[MODES.index(self.mode) + 1]
-                first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                self.notes.append(f"steps run {lower} instead of {self.mode}: {first[:160]}")
+                self.notes.append(f"steps run {lower} instead of {self.mode}: {_first_words(error)}")
                 self.mode = lower
                 self._made.clear()
 
@@ -131,8 +130,7 @@ class Steps:
             return self._made[key](inputs)
         except Exception as error:
             self._made[key] = REFUSED
-            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            self.notes.append(f"evaluation runs without a graph: {first[:160]}")
+            self.notes.append(f"evaluation runs without a graph: {_first_words(error)}")
             return f(inputs)
 
     def _run(self, work: Work, state: Any) -> Any:
@@ -204,13 +202,17 @@ class Graph:
             _copy(self.state, now)
             self.at += times
 
+        lengths = {1, min(self.UNROLL, len(work.table.rows))}
+
         def warm_up() -> None:
-            self.at.zero_()
-            advance(1)
+            # As each will be captured: a step that compiles anew within a capture spoils it.
+            for times in lengths:
+                self.at.zero_()
+                advance(times)
 
         _aside(warm_up)
         self.graphs = {}
-        for times in {1, min(self.UNROLL, len(work.table.rows))}:
+        for times in lengths:
             self.at.zero_()
             self.graphs[times] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graphs[times]):
@@ -245,6 +247,13 @@ class Captured:
         _copy(self.inputs, inputs)
         self.graph.replay()
         return tree_map(torch.clone, self.outputs)
+
+
+def _first_words(error: BaseException) -> str:
+    """The first line of what went wrong first: the end of a capture fails for no reason of its own."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:160]
 
 
 def _aside(f: Callable[[], object]) -> None:

@@ -117,7 +117,8 @@ def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: b
     title = ", ".join(dict.fromkeys(f"{c.group} {c.row} {c.column}".strip() for c, _ in members.values()))
     say(f"{title}: {len(tasks)} runs of {tasks[0].rounds} rounds; {tasks[0].choice}")
     together = len(tasks) > 1 and all(isinstance(t.engine, Stacked) for t in tasks)
-    runs = _together(tasks, say) if together and tasks[0].program.server_client is None else map(_alone, tasks)
+    alone = (_alone(task, say) for task in tasks)
+    runs = _together(tasks, say) if together and tasks[0].program.server_client is None else alone
     for name, (cell, x), run in zip(members, members.values(), runs):
         spent = (time.perf_counter() - started) / len(tasks)
         content = cell_of(cell, x, run) | {"seconds": round(spent, 1)}
@@ -129,25 +130,34 @@ def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: b
         say(f"{cell.group} {cell.row} {cell.column} seed {x.seed}: {last}, {spent:.0f} s a run")
 
 
-def _alone(task: Task) -> Run:
+def _alone(task: Task, say: Say) -> Run:
     last, own, journal = task.begin(), Memory(), []
     for progress, record in rounds(task, last, own):
         last = progress
         journal.append(record)
+        _report(record, task.rounds, say)
     return Run(task, last, journal, own)
+
+
+def _report(record: Mapping[str, Any], rounds: int, say: Say) -> None:
+    for note in record.get("notes", ()):
+        say(f"  {note}")
+    if record["round"] % max(1, rounds // 5) == 0:
+        say(f"  round {record['round']} of {rounds}")
 
 
 def _together(tasks: list[Task], say: Say) -> list[Run]:
     owns: list[Memory] = [Memory() for _ in tasks]
     progress = [task.begin() for task in tasks]
     journals: list[list[dict[str, Any]]] = [[] for _ in tasks]
-    for number, entries in enumerate(rounds_together(tasks, progress, owns), 1):
+    for entries in rounds_together(tasks, progress, owns):
         for m, entry in enumerate(entries):
             if entry is not None:
                 progress[m] = entry[0]
                 journals[m].append(entry[1])
-        if number % max(1, tasks[0].rounds // 5) == 0:
-            say(f"  round {number} of {tasks[0].rounds}")
+        newest = [entry[1] for entry in entries if entry is not None]
+        notes = [note for record in newest for note in record.get("notes", ())]
+        _report({**newest[0], "notes": notes}, tasks[0].rounds, say)
     return [Run(*member) for member in zip(tasks, progress, journals, owns)]
 
 
