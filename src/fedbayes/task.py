@@ -98,6 +98,11 @@ class Task:
     def done(self, progress: Progress) -> bool:
         return progress.stopped or progress.state.round >= self.rounds
 
+    def members_of(self, number: int) -> tuple[int, ...]:
+        """Who will take part in a round."""
+        asked = cohort_of(number, clients=len(self.clients), cohort=self.cohort, seed=self.seed, dropout=self.dropout)
+        return asked[0]
+
     def open(self, progress: Progress) -> Order:
         """The order of the next round."""
         return open_round(

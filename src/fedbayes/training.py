@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -41,6 +41,7 @@ class OwnStore(Protocol):
 
     def get(self, client: int) -> Own | None: ...
     def put(self, number: int, rows: Mapping[int, Own]) -> None: ...
+    def expect(self, clients: Iterable[int]) -> None: ...
 
 
 class Memory:
@@ -55,6 +56,9 @@ class Memory:
     def put(self, number: int, rows: Mapping[int, Own]) -> None:
         self.rows.update({k: own for k, own in rows.items() if own})
 
+    def expect(self, clients: Iterable[int]) -> None:
+        """It has all at hand."""
+
 
 def rounds(
     task: Task, progress: Progress, own: OwnStore, after_client: Callable[[], None] = lambda: None
@@ -66,6 +70,7 @@ def rounds(
     while not task.done(progress):
         started = time.perf_counter()
         order = task.open(progress)
+        own.expect(task.members_of(order.round + 1))
         with quick_cpu(), tensor_cores(task.precision):
             outcome = task.engine.train(order, own.get, after_client)
             progress, record = close(task, progress, own, order, outcome)
@@ -88,6 +93,8 @@ def rounds_together(
         started = time.perf_counter()
         lead = tasks[live[0]]
         orders = [tasks[m].open(progress[m]) for m in live]
+        for m, order in zip(live, orders):
+            owns[m].expect(tasks[m].members_of(order.round + 1))
         made: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
         with quick_cpu(), tensor_cores(lead.precision):
             outcomes = train_within_memory([tasks[m].engine for m in live], orders, [owns[m].get for m in live])

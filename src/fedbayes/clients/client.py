@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedbayes.noise import Tape
 from fedbayes.posterior import Parts
@@ -122,7 +123,10 @@ class Client(NamedTuple):
 def only_if(live: Tensor, new: Any, old: Any) -> Any:
     """new where live, else old, for every tensor of a state: a step without live rows changes nothing."""
     same = (lambda a, b: False) if torch.compiler.is_compiling() else (lambda a, b: a is b)  # what a step only carries
-    return torch.utils._pytree.tree_map(lambda a, b: a if same(a, b) else torch.where(live, a, b), new, old)
+    # Not tree_map of both: it compares their structures, whose layouts a compiler may not take.
+    leaves, structure = tree_flatten(new)
+    kept = [a if same(a, b) else torch.where(live, a, b) for a, b in zip(leaves, tree_leaves(old), strict=True)]
+    return tree_unflatten(kept, structure)
 
 
 def falling_rate(b: Batch, info: Info, epochs: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Own state of clients on disk: append-only files of rows, read in place; an index says which row is whose.
+"""Own state of clients on disk: append-only files of rows; an index says which row is whose.
 
 A round appends its cohort's rows as a new file. A file is never changed, so that the index of an earlier checkpoint
 stays true; one whose rows are mostly superseded is written anew, without those, while the next round trains.
@@ -161,6 +161,14 @@ class OwnFiles:
                 "from a copy, or start anew in another folder"
             ) from error
         return own
+
+    def expect(self, clients: Iterable[int]) -> None:
+        """Have the rows of clients loaded, who will be asked for in the next round."""
+        files: dict[int, list[int]] = {}
+        for file, row in filter(None, map(self.index.place, clients)):
+            files.setdefault(file, []).append(row)
+        for file, numbers in files.items():
+            rows.expect(self.path(file), numbers)
 
     def put(self, number: int, rows_of: Mapping[int, Own]) -> None:
         """Append the rows of a round, those of one kind to one file."""

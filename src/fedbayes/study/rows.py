@@ -1,18 +1,21 @@
-"""Files of rows that have one structure: each tensor stacked over the rows, a checksum a row, read in place.
+"""Files of rows that have one structure: each tensor stacked over the rows, a checksum a row.
 
-A row is a slice of a mapped file, so that reading one costs its own bytes, whatever the file holds beside it.
+They are safetensors files; reading a row costs its own bytes, whatever the file holds beside it.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import FileIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from fedbayes.errors import InputError
@@ -34,6 +37,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+KINDS = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Row(NamedTuple):
@@ -78,16 +82,22 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     write_atomically(path, chain([len(text).to_bytes(8, "little"), text], pieces))
 
 
+class Column(NamedTuple):
+    """Where a file has the tensors of one name, row after row."""
+
+    start: int
+    size: int  # bytes of a row
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of a row
+
+
 def read(path: Path, numbers: Sequence[int]) -> list[Row]:
     """Some rows of a file, each compared with its checksum; ValueError where it is not what was written."""
     try:
-        with safe_open(str(path), "pt") as file:
-            header = json.loads((file.metadata() or {})["fedbayes.rows"])
-            if header["version"] > VERSION:
-                raise InputError(f"{path} was written by a newer fedbayes (format {header['version']})")
-            columns = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-            made = [_row(columns, number, header["structure"]) for number in numbers]
-    except BROKEN as error:
+        with path.open("rb", buffering=0) as file:
+            structure, columns = _header(file)
+            made = [_row(file, columns, number, structure) for number in numbers]
+    except (*BROKEN, ValueError) as error:
         raise ValueError(f"it is cut short or not a file of rows ({type(error).__name__})") from error
     for row in made:
         if checksum(row.shape, row.tensors) != row.sum:
@@ -95,13 +105,48 @@ def read(path: Path, numbers: Sequence[int]) -> list[Row]:
     return made
 
 
-def _row(columns: Mapping[str, Any], number: int, shape: str) -> Row:
-    cut = {name: column[number : number + 1][0] for name, column in columns.items()}
+def expect(path: Path, numbers: Sequence[int]) -> None:
+    """Have the system load some rows of a file, which will be read soon; no more than a wish."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with suppress(OSError, ValueError, *BROKEN), path.open("rb", buffering=0) as file:
+        for column in _header(file)[1].values():
+            for number in numbers:
+                os.posix_fadvise(
+                    file.fileno(), column.start + number * column.size, column.size, os.POSIX_FADV_WILLNEED
+                )
+
+
+def _header(file: FileIO) -> tuple[str, dict[str, Column]]:
+    """The structure of the rows, and the columns."""
+    length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
+    if not 0 < length <= os.fstat(file.fileno()).st_size - 8:
+        raise ValueError("no header")
+    header = json.loads(os.pread(file.fileno(), length, 8))
+    about = json.loads(header.pop("__metadata__")["fedbayes.rows"])
+    if about["version"] > VERSION:
+        raise InputError(f"{file.name} was written by a newer fedbayes (format {about['version']})")
+    columns = {}
+    for name, entry in header.items():
+        dtype, (start, _), (_, *shape) = KINDS[entry["dtype"]], entry["data_offsets"], entry["shape"]
+        size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+        columns[name] = Column(8 + length + start, size, dtype, tuple(shape))
+    return about["structure"], columns
+
+
+def _row(file: FileIO, columns: Mapping[str, Column], number: int, shape: str) -> Row:
+    cut = {}
+    for name, column in columns.items():
+        # Not mapped: where a page is not in memory, a fault for each costs ten times as much.
+        data = bytearray(os.pread(file.fileno(), column.size, column.start + number * column.size))
+        if len(data) < column.size:
+            raise ValueError("too short")
+        empty = torch.empty(0, dtype=column.dtype)
+        cut[name] = (torch.frombuffer(data, dtype=column.dtype) if data else empty).reshape(column.shape)
     written = bytes(cut.pop(SUMS).tolist()).hex()
     return Row(shape, {name.removeprefix(FIELD): t for name, t in cut.items()}, written)
 
 
 def value(row: Row, device: torch.device | str = "cpu") -> Any:
     """What a row was made of."""
-    # A copy: what was read is the file itself, mapped.
-    return value_of(json.loads(row.shape), {name: t.to(device, copy=True) for name, t in row.tensors.items()})
+    return value_of(json.loads(row.shape), {name: t.to(device) for name, t in row.tensors.items()})
