@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("docs/results/bench-cpu.json"))
     parser.add_argument("--only", nargs="*", choices=sections, default=list(sections))
     parser.add_argument(
-        "--case", help="only rows of the speed and beside sections that start like this, as 'FedAvg CNN'"
+        "--case", default="", help="only rows that start like this, as 'FedAvg CNN' or 'fedavg mlp, equal'"
     )
     arguments = parser.parse_args()
     CASES[:] = [case for case in CASES if case[0].startswith(arguments.case)]

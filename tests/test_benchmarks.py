@@ -1,0 +1,42 @@
+"""The benchmark scripts run, on the smallest of their cases; what they measure there says nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "benchmarks"
+SMALL = {
+    "cpu.py": ["--only", "choice", "--case", "fedavg mlp, equal"],
+    "gpu_resnet.py": ["--device", "cpu", "--depth", "8", "--width", "2", "--rows", "32", "--only", "engines"],
+    "student.py": ["--rows", "20"],
+}
+
+
+@pytest.mark.parametrize("script", SMALL)
+def test_it_writes_its_figures(script: str, tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    command = [sys.executable, str(SCRIPTS / script), *SMALL[script], "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=SCRIPTS.parent)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(output.read_text())["rows"]
+    assert rows
+    assert all(row["what"] for row in rows)
+
+
+def test_what_make_bench_runs_takes_no_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every section and case is chosen by default."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import cpu
+
+    ran: list[tuple[str, int]] = []
+    for name in ("speed", "beside", "choice"):
+        monkeypatch.setattr(cpu, name, lambda figures, *way, name=name: ran.append((name, len(cpu.CHOICES))))
+    monkeypatch.setattr(sys, "argv", ["cpu.py", "--output", str(tmp_path / "figures.json")])
+    cpu.main()
+    assert [name for name, _ in ran] == ["speed", "beside", "choice", "choice"]
+    assert ran[0][1] == 12
