@@ -78,9 +78,18 @@ class Attentive(nn.Module):
 
 
 def test_a_network_that_draws_for_itself_has_its_clients_one_after_another() -> None:
-    made = task(Attentive(), rounds=3)
+    assert isinstance(task(Attentive(), rounds=3).engine, Loop)
+    made = task(Attentive(), rounds=3, compile="on")
     assert (made.engine.chunk, made.engine.workers) == (1, 0)
     assert "side by side" not in made.choice
+
+
+def test_convolutions_of_many_weights_have_all_cores() -> None:
+    """Side by side they would wait for memory together."""
+    wide = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(64, 9000), nn.ReLU(), nn.Linear(9000, 3))
+    made = task(wide, rounds=3)
+    assert isinstance(made.engine, Loop)
+    assert "client by client" in made.choice
 
 
 def test_small_networks_leave_other_cores_alone_and_large_ones_take_them() -> None:

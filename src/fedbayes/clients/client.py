@@ -122,11 +122,17 @@ class Client(NamedTuple):
 
 def only_if(live: Tensor, new: Any, old: Any) -> Any:
     """new where live, else old, for every tensor of a state: a step without live rows changes nothing."""
-    same = (lambda a, b: False) if torch.compiler.is_compiling() else (lambda a, b: a is b)  # what a step only carries
-    # Not tree_map of both: it compares their structures, whose layouts a compiler may not take.
+    if isinstance(new, Tensor):
+        # What a step only carries needs no choice.
+        return new if not torch.compiler.is_compiling() and new is old else torch.where(live, new, old)
+    if isinstance(new, dict):  # by name: a step may have put them in another order
+        return {name: only_if(live, value, old[name]) for name, value in new.items()}
+    if isinstance(new, tuple):
+        parts = [only_if(live, a, b) for a, b in zip(new, old, strict=True)]
+        return type(new)(*parts) if hasattr(new, "_fields") else tuple(parts)
+    # Values such as posteriors: not tree_map of both, which compares their classes, and not every compiler can.
     leaves, structure = tree_flatten(new)
-    kept = [a if same(a, b) else torch.where(live, a, b) for a, b in zip(leaves, tree_leaves(old), strict=True)]
-    return tree_unflatten(kept, structure)
+    return tree_unflatten([only_if(live, a, b) for a, b in zip(leaves, tree_leaves(old), strict=True)], structure)
 
 
 def falling_rate(b: Batch, info: Info, epochs: int) -> Tensor:

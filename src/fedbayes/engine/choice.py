@@ -29,6 +29,7 @@ STEPS_WORTH_COMPILING = {"cpu": 20_000, "cuda": 2_000}
 SMALL = 1_000_000  # multiplications of a client's batch that one thread does as fast as several
 TINY = 4096  # numbers of a batch of images whose convolutions cost less than the calls of them
 FEW_TINY = 8  # clients at once where images are so small
+LARGE = 500_000  # weights that a core's caches do not hold: clients side by side would wait for memory together
 WORKERS = 8  # clients side by side that Python's lock leaves room for
 
 
@@ -67,7 +68,9 @@ def choose(
             workers = 1
         if engine == "auto" and program.model.convolves and chunk is None:
             # Stacked convolutions are slower than one after another on a CPU, unless calls cost more than products.
-            workers = 0 if _draws(program.model, store.x) else WORKERS
+            workers = 0 if _weights(program) > LARGE or _draws(program.model, store.x) else WORKERS
+            if not workers and mode == "eager":
+                return Loop(program, store, seed=seed), f"engine loop: {why}; convolutions run client by client on a CPU"
             chunk = FEW_TINY if workers and _is_tiny(program, store.x) else 1
             few = "client by client" if chunk == 1 else f"{chunk} clients at once"
             why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
@@ -77,8 +80,11 @@ def choose(
 
 def _is_small(program: Program) -> bool:
     """Whether a client's products are so short that a second thread costs more than it brings."""
-    weights = sum(layout.size for layout in program.model.trainable.values())
-    return weights * max(phase.batch for phase in program.client.phases) <= SMALL
+    return _weights(program) * max(phase.batch for phase in program.client.phases) <= SMALL
+
+
+def _weights(program: Program) -> int:
+    return sum(layout.size for layout in program.model.trainable.values())
 
 
 def _is_tiny(program: Program, x: Tensor) -> bool:
