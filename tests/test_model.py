@@ -218,3 +218,9 @@ def test_training_sees_augmented_inputs_and_prediction_does_not():
     shift = (torch.arange(12.0) / 7).reshape(4, 3).sum(-1)[:, None, None, None]
     torch.testing.assert_close(seen[0], x + shift)
     torch.testing.assert_close(seen[1], x / 255)
+
+
+def test_a_learned_noise_is_where_the_network_is() -> None:
+    model = Model.of(nn.Linear(3, 1, device="meta"), normal(0.5, learn=True))
+    assert model.layouts["model"].size == 5
+    assert model.initial()["model"].device.type == "meta"

@@ -11,6 +11,7 @@ import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine.stacked import Stacked, train_together
 from fedbayes.engine.steps import Steps
+from fedbayes.posterior import check
 from fedbayes.training import Memory, evaluate, fit, prepare, rounds, rounds_together
 
 
@@ -395,6 +396,11 @@ class TestOnACudaDevice:
             task.engine.steps.mode = "graph"
             assert captured == pytest.approx(plain, rel=1e-6)
             assert captured == pytest.approx(run.journal[-1]["test"], rel=1e-6)
+
+    def test_steps_of_unequal_clients_with_a_state_of_their_own_are_captured(self) -> None:
+        made = self.run("bpfed", "cuda", "graph", rounds=2, engine="stacked")
+        assert not notes_of(made)
+        check(made.progress.state.broadcast[made.task.program.main])
 
     @pytest.mark.parametrize("compile", ["off", "graph"])
     def test_a_seed_repeats_a_run_and_its_resumption(self, compile: str) -> None:

@@ -1,17 +1,20 @@
 """The store of own state: what is put is got, whatever is superseded, compacted, swept or opened again."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from fedbayes.errors import InputError
 from fedbayes.federation import cohort_of
 from fedbayes.posterior import Gaussian
 from fedbayes.study import rows
 from fedbayes.study.own import Index, OwnFiles, rows_on_disk
+from fedbayes.training import Memory, prepare, rounds
 
 CPU = torch.device("cpu")
 
@@ -146,3 +149,38 @@ def test_an_index_of_an_earlier_kind_is_refused():
 
 def test_the_plan_counts_files_not_rounds(tmp_path: Path):
     assert list(rows_on_disk([range(4), range(4, 8), range(4)])) == [4, 8, 12]
+
+
+def test_what_is_expected_need_not_be_there(tmp_path):
+    store = OwnFiles(tmp_path, CPU)
+    store.put(0, {k: own_of(k, 0) for k in range(3)})
+    store.put(1, {7: own_of(7, 1)})
+    store.expect([0, 2, 5, 7, 900])
+    store.path(2).unlink()
+    store.path(1).write_bytes(store.path(1).read_bytes()[:20])
+    store.expect([0, 7])
+    with pytest.raises(InputError, match="client 0 can't be read"):
+        store.get(0)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 8, 30, 400, -1])
+def test_a_file_that_is_cut_short_is_told(tmp_path, kept):
+    path = tmp_path / "rows.safetensors"
+    rows.write(path, [rows.Row.of(own_of(k, 0)) for k in range(3)])
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"cut short|checksum"):
+        rows.read(path, [2])
+
+
+def test_a_round_has_the_next_cohorts_rows_loaded():
+    class Store(Memory):
+        asked: ClassVar[list[tuple[int, ...]]] = []
+
+        def expect(self, clients):
+            self.asked.append(tuple(clients))
+
+    sites = [(torch.randn(4, 3), torch.arange(4) % 2) for _ in range(6)]
+    task = prepare(nn.Linear(3, 2), sites, method="pfedbayes", rounds=3, cohort=2, compile="off")
+    records = list(rounds(task, task.begin(), Store()))
+    assert len(records) == 3
+    assert Store.asked == [task.members_of(number) for number in (1, 2, 3)]
