@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedbayes.layout import Layout, matches
 from fedbayes.noise import Tape
 from fedbayes.posterior import LOG_2PI
 from fedbayes.takeover import Handler, Takeover, batch_norm, training_handlers
-from fedbayes.twins import of_this_thread, twin
+from fedbayes.twins import call, twin
 
 Weights = Mapping[str, Tensor]
 Augment = Callable[[Tensor, Tensor], Tensor]  # stored inputs [B, ...] and three standard normals for each
@@ -255,11 +254,11 @@ class Model:
             return self._call(self.dropping, weights, x)
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
-        tensors, module = _of_module(weights), of_this_thread(module)
+        tensors = _of_module(weights)
         if not self.bfloat16:
-            return functional_call(module, tensors, (self.inputs(x),))
+            return call(module, tensors, self.inputs(x))
         with torch.autocast(x.device.type, torch.bfloat16):
-            return functional_call(module, tensors, (self.inputs(x),)).float()
+            return call(module, tensors, self.inputs(x)).float()
 
     def nll(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
         """Mean negative log-likelihood over the live rows of a batch."""

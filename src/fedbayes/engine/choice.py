@@ -70,7 +70,8 @@ def choose(
             # Stacked convolutions are slower than one after another on a CPU, unless calls cost more than products.
             workers = 0 if _weights(program) > LARGE or _draws(program.model, store.x) else WORKERS
             if not workers and mode == "eager":
-                return Loop(program, store, seed=seed), f"engine loop: {why}; convolutions run client by client on a CPU"
+                how = f"{why}; convolutions run client by client on a CPU"
+                return Loop(program, store, seed=seed), f"engine loop: {how}"
             chunk = FEW_TINY if workers and _is_tiny(program, store.x) else 1
             few = "client by client" if chunk == 1 else f"{chunk} clients at once"
             why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
