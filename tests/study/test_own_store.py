@@ -172,6 +172,15 @@ def test_a_file_that_is_cut_short_is_told(tmp_path, kept):
         rows.read(path, [2])
 
 
+def test_a_file_of_a_newer_version_is_told(tmp_path, monkeypatch):
+    path = tmp_path / "rows.safetensors"
+    monkeypatch.setattr(rows, "VERSION", 9)
+    rows.write(path, [rows.Row.of(own_of(0, 0))])
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="newer fedbayes"):
+        rows.read(path, [0])
+
+
 def test_a_round_has_the_next_cohorts_rows_loaded():
     class Store(Memory):
         asked: ClassVar[list[tuple[int, ...]]] = []

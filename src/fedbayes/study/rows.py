@@ -97,6 +97,8 @@ def read(path: Path, numbers: Sequence[int]) -> list[Row]:
         with path.open("rb", buffering=0) as file:
             structure, columns = _header(file)
             made = [_row(file, columns, number, structure) for number in numbers]
+    except InputError:
+        raise
     except (*BROKEN, ValueError) as error:
         raise ValueError(f"it is cut short or not a file of rows ({type(error).__name__})") from error
     for row in made:
