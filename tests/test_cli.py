@@ -1,6 +1,8 @@
 """The command line: what a user types, and what comes back."""
 
+import contextlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 import fedbayes as fb
 from fedbayes.cli import app, main
+from fedbayes.cli.train import heeded_ctrl_c
 from fedbayes.errors import InputError
 
 SMALL = """
@@ -146,6 +149,17 @@ def test_help_version_and_lists_answer_without_torch():
         assert expected in made.stdout
 
 
+def test_a_ctrl_c_that_was_swallowed_is_heeded_after_the_round():
+    before = signal.getsignal(signal.SIGINT)
+    with heeded_ctrl_c() as heed:
+        heed()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            heed()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_ctrl_c_says_how_to_go_on(home):
     command = [sys.executable, "-m", "fedbayes", "run", str(home / "small.toml"), "--output", str(home / "long")]
     process = subprocess.Popen([*command, "--set", "rounds=100000"], stdout=subprocess.PIPE, text=True)
@@ -153,6 +167,6 @@ def test_ctrl_c_says_how_to_go_on(home):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(2)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=150)
     assert process.returncode == 130
     assert re.search(r"fedbayes resume .*long", said.replace("\n", ""))
