@@ -163,10 +163,13 @@ def test_a_ctrl_c_that_was_swallowed_is_heeded_after_the_round():
 def test_ctrl_c_says_how_to_go_on(home):
     command = [sys.executable, "-m", "fedbayes", "run", str(home / "small.toml"), "--output", str(home / "long")]
     process = subprocess.Popen([*command, "--set", "rounds=100000"], stdout=subprocess.PIPE, text=True)
-    while not (home / "long" / "rounds.jsonl").is_file():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(2)
-    said, _ = process.communicate(timeout=150)
+    try:
+        while not (home / "long" / "rounds.jsonl").is_file():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(2)
+        said, _ = process.communicate(timeout=150)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert re.search(r"fedbayes resume .*long", said.replace("\n", ""))
