@@ -24,7 +24,7 @@ PANELS = {
 def points(rows: list[dict[str, Any]], panel: str) -> list[tuple[float, float]]:
     """What a panel shows: number and seconds a round."""
     if panel == "population":
-        named = [r for r in rows if r["what"].startswith("population ") and "all of them" not in r["what"]]
+        named = [r for r in rows if r["what"].startswith("population ") and "beginning" not in r["what"]]
         return [(float(r["what"].removeprefix("population ").replace(",", "")), r["seconds_a_round"]) for r in named]
     return [(r["x"], r["seconds"]) for r in rows if r["what"].startswith(f"{panel} ") and "x" in r]
 

@@ -28,6 +28,16 @@ def test_it_writes_its_figures(script: str, tmp_path: Path) -> None:
     assert all(row["what"] for row in rows)
 
 
+def test_the_figure_of_scale_is_drawn_from_the_figures_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import scale_figures
+
+    (tmp_path / "bench-scale.json").write_text((scale_figures.RESULTS / "bench-scale.json").read_text())
+    monkeypatch.setattr(scale_figures, "RESULTS", tmp_path)
+    scale_figures.main()
+    assert "clients in all" in (tmp_path / "scale.svg").read_text()
+
+
 def test_what_make_bench_runs_takes_no_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every section and case is chosen by default."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
