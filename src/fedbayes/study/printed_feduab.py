@@ -162,8 +162,8 @@ def more_draws(run: Run) -> dict[str, float]:
 
 
 def small(x: Experiment) -> Experiment:
-    """Sixty rounds, for a laptop: a column of table 7 in under five minutes on two cores."""
-    return replace(x, rounds=60, evaluate_every=60 if x.method == "bpfed" else 20, personal_every=60)
+    """Fifty rounds, for a laptop: a column of table 7 in under five minutes on two cores."""
+    return replace(x, rounds=50, evaluate_every=50 if x.method == "bpfed" else 25, personal_every=50)
 
 
 SCALES: Mapping[str, Callable[[Experiment], Experiment]] = {"paper": lambda x: x, "small": small}
