@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedbayes.convolution import alone, conv2d
 from fedbayes.layout import Layout, matches
 from fedbayes.noise import Tape
 from fedbayes.posterior import LOG_2PI
@@ -132,6 +133,7 @@ class Model:
     likelihood: Likelihood
     layouts: dict[str, Layout]
     unusual: bool  # whether it may call dropout or BatchNorm, which are then done our way
+    convolves: bool  # whether it has convolutions, which a CPU runs faster one after another than stacked
     prepare: Callable[[Tensor], Tensor]
     units: tuple[Tensor, Tensor] | None  # shift and scale from standardised targets back to the original units
     dtype: torch.dtype  # of its weights
@@ -183,15 +185,11 @@ class Model:
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
+        convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
         dtype = next(p.dtype for p in module.parameters())
         read = prepare or to_float
         twins = (module, still, dropping)
-        return cls(*twins, likelihood, layouts, unusual, read, units, dtype, bfloat16, recast, augment)
-
-    @property
-    def convolves(self) -> bool:
-        """Whether it has convolutions, which a CPU runs faster one after another than stacked."""
-        return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self.module.modules())
+        return cls(*twins, likelihood, layouts, unusual, convolves, read, units, dtype, bfloat16, recast, augment)
 
     @property
     def trainable(self) -> dict[str, Layout]:
@@ -213,7 +211,7 @@ class Model:
         if x.is_floating_point():
             x = x.to(self.dtype)
         # Convolutions on a CPU are faster with channels last.
-        last = _alone() and x.dim() == 4 and x.device.type == "cpu"
+        last = alone() and x.dim() == 4 and x.device.type == "cpu"
         return x.contiguous(memory_format=torch.channels_last) if last else x
 
     def augmented(self, x: Tensor, tape: Tape) -> Tensor:
@@ -236,7 +234,8 @@ class Model:
         handlers: Mapping[Any, Handler] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
-        taken = {**training_handlers(tape, mask), **(handlers or {})} if self.unusual else (handlers or {})
+        usual: dict[Any, Handler] = {F.conv2d: conv2d} if self.convolves else {}
+        taken = {**usual, **(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in self.static for n in self.layouts[part].names]
         weights = {**weights, **{n: weights[n].clone() for n in names}}
@@ -329,11 +328,6 @@ def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:
         raise ValueError(f"the network has a weight {taken!r}, a name that likelihoods use; rename that attribute")
     device = next(iter(own.values())).device if own else None
     return own | {f"likelihood.{n}": p.detach().to(device) for n, p in likelihood.parameters.items()}
-
-
-def _alone() -> bool:
-    """Whether nothing is stacked or traced."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _of_module(weights: Weights) -> dict[str, Tensor]:

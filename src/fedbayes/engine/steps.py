@@ -11,6 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Phase, only_if
+from fedbayes.convolution import stacked
 from fedbayes.engine import dense, rowwise
 from fedbayes.engine.loop import Store
 from fedbayes.noise import Tape
@@ -107,7 +108,8 @@ class Steps:
                     return rowwise.run(work.phase, *work.table, store.x, store.y, work.info, state)
                 if self.mode == BY_HAND and work.phase.dense is not None:
                     return dense.run(work.phase, *work.table, store.x, store.y, work.info, state)
-                return self._replay(work, state) if self.mode == "graph" else self._run(work, state)
+                with stacked(work.together.size > 1):
+                    return self._replay(work, state) if self.mode == "graph" else self._run(work, state)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
+from fedbayes.convolution import conv2d
 from fedbayes.model import Model, Weights
 from fedbayes.noise import Tape
 from fedbayes.takeover import Handler
@@ -159,6 +160,8 @@ def forward(
 
 
 def _linear(func: Any, spatial: int, ours: list[Normal], estimate: Estimate, tape: Tape) -> Handler:
+    plain = conv2d if func is F.conv2d else func
+
     def find(tensor: Tensor | None) -> Normal | None:
         # By identity: a table keyed by id would not survive compilation.
         return next((row for row in ours if row[0] is tensor), None)
@@ -166,11 +169,11 @@ def _linear(func: Any, spatial: int, ours: list[Normal], estimate: Estimate, tap
     def call(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         row = find(weight)
         if row is None:
-            return func(input, weight, bias, *args, **kwargs)
+            return plain(input, weight, bias, *args, **kwargs)
         column = [-1] + [1] * spatial
         pair = find(bias)
         normal = None if pair is None else (pair[0].reshape(column), pair[1].reshape(column))
-        out = estimate(lambda x, w: func(x, w, None, *args, **kwargs), input, row, normal, tape, spatial)
+        out = estimate(lambda x, w: plain(x, w, None, *args, **kwargs), input, row, normal, tape, spatial)
         return out if bias is None or pair is not None else out + bias.reshape(column)
 
     return call
