@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+PIECE = 8192  # positions of a product whose gradient is one more product
 FEW = 4  # input channels that channels-last kernels of a CPU are slow for
-_STACKED = False  # whether clients side by side are traced: their convolutions are products of matrices
+_STACKED = False  # whether steps of clients side by side are compiled: their convolutions are products of matrices
 
 
 @contextmanager
 def stacked(yes: bool = True) -> Iterator[None]:
-    """While it is open, compiled convolutions on a GPU are those of several clients at once."""
+    """While it is open, convolutions on a GPU are those of several clients, and compiled."""
     global _STACKED
     before, _STACKED = _STACKED, yes
     try:
@@ -32,7 +33,7 @@ def alone() -> bool:
 
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """F.conv2d."""
-    if _STACKED and input.is_cuda and torch.compiler.is_compiling():
+    if _STACKED and input.is_cuda:
         return by_products(input, weight, bias, *args, **kwargs)
     if (
         alone()
@@ -54,30 +55,35 @@ def by_products(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The same as one product of matrices: the patches [B, C k l, positions] that a filter meets, side by side.
+    """The same as products of matrices: the patches [positions, k l C] that a filter meets, channels last.
 
     Under vmap a convolution becomes one of many groups, which GPUs are slow at; a compiler makes the patches in a
-    single pass.
+    single pass. They are cut into pieces of at most `PIECE` positions, whose weights' gradients are found side by side.
     """
     if groups > 1 or isinstance(padding, str) or input.dim() != 4:
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     (down, right), (top, left), (tall, wide) = (_pair(n) for n in (stride, padding, dilation))
-    x = F.pad(input, (left, left, top, top))
+    x = F.pad(input.permute(0, 2, 3, 1), (0, 0, left, left, top, top))
     rows, columns = weight.shape[-2:]
-    height = (x.shape[-2] - tall * (rows - 1) - 1) // down + 1
-    width = (x.shape[-1] - wide * (columns - 1) - 1) // right + 1
+    height = (x.shape[1] - tall * (rows - 1) - 1) // down + 1
+    width = (x.shape[2] - wide * (columns - 1) - 1) // right + 1
     met = [
         x[
-            ...,
+            :,
             i * tall : i * tall + down * (height - 1) + 1 : down,
             j * wide : j * wide + right * (width - 1) + 1 : right,
         ]
         for i in range(rows)
         for j in range(columns)
     ]
-    patches = torch.stack(met, 2).flatten(1, 2).flatten(2)
-    out = torch.matmul(weight.flatten(1), patches).unflatten(-1, (height, width))
-    return out if bias is None else out + bias[:, None, None]
+    positions, pieces = len(x) * height * width, 1
+    while positions > pieces * PIECE and positions % (2 * pieces) == 0:
+        pieces *= 2
+    patches = torch.stack(met, 3).reshape(pieces, positions // pieces, -1)
+    filters = weight.permute(2, 3, 1, 0).flatten(0, 2)
+    out = torch.matmul(patches, filters) if pieces > 1 else patches[0] @ filters
+    out = out.reshape(len(x), height, width, -1)
+    return (out if bias is None else out + bias).permute(0, 3, 1, 2)
 
 
 def _pair(n: Any) -> tuple[int, int]:

@@ -247,9 +247,11 @@ class Model:
     def output(self, weights: Weights, x: Tensor, tape: Tape | None = None) -> Tensor:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
         if tape is None:
-            with Takeover({F.batch_norm: batch_norm()}) if self.bfloat16 else nullcontext():
+            taken: dict[Any, Handler] = {F.batch_norm: batch_norm()} if self.bfloat16 else {}
+            taken |= {F.conv2d: conv2d} if self.convolves else {}
+            with Takeover(taken) if taken else nullcontext():
                 return self._call(self.still, weights, x)
-        with Takeover(training_handlers(tape, None)):
+        with Takeover({F.conv2d: conv2d, **training_handlers(tape, None)}):
             return self._call(self.dropping, weights, x)
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ Vectors = dict[str, Tensor]
 
 
 class Optimiser(NamedTuple):
-    """`init(vectors) -> state`; `update(state, vectors, gradients, lr) -> (state, vectors)`."""
+    """`init(vectors) -> state`; `update(state, vectors, gradients, lr) -> (state, vectors)`, in the order they had."""
 
     init: Callable[[Vectors], Any]
     update: Callable[[Any, Vectors, Vectors, Tensor], tuple[Any, Vectors]]
@@ -28,8 +28,8 @@ def sgd(momentum: float = 0.0) -> Optimiser:
 
     def update(state: Vectors, vectors: Vectors, gradients: Vectors, lr: Tensor) -> tuple[Vectors, Vectors]:
         if momentum:
-            gradients = state = {n: momentum * state[n] + g for n, g in gradients.items()}
-        return state, {n: torch.addcmul(vectors[n], g, lr, value=-1) for n, g in gradients.items()}
+            gradients = state = {n: momentum * v + gradients[n] for n, v in state.items()}
+        return state, {n: torch.addcmul(v, gradients[n], lr, value=-1) for n, v in vectors.items()}
 
     return Optimiser(init, update, momentum)
 
@@ -44,8 +44,8 @@ def adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimis
 
     def update(state: Any, vectors: Vectors, gradients: Vectors, lr: Tensor) -> tuple[Any, Vectors]:
         count = state["count"] + 1
-        first = {n: beta1 * state["first"][n] + (1 - beta1) * g for n, g in gradients.items()}
-        second = {n: beta2 * state["second"][n] + (1 - beta2) * g.square() for n, g in gradients.items()}
+        first = {n: beta1 * v + (1 - beta1) * gradients[n] for n, v in state["first"].items()}
+        second = {n: beta2 * v + (1 - beta2) * gradients[n].square() for n, v in state["second"].items()}
         # 1 - beta^count by expm1: in float32 the plain difference loses four digits at the first steps.
         rate = lr / -torch.expm1(count * math.log(beta1))
         root = (-torch.expm1(count * math.log(beta2))).sqrt()

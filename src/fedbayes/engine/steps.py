@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedbayes.clients.client import Batch, Info, Phase, only_if
 from fedbayes.convolution import stacked
 from fedbayes.engine import dense, rowwise
+from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.loop import Store
 from fedbayes.noise import Tape
 
@@ -108,7 +109,7 @@ class Steps:
                     return rowwise.run(work.phase, *work.table, store.x, store.y, work.info, state)
                 if self.mode == BY_HAND and work.phase.dense is not None:
                     return dense.run(work.phase, *work.table, store.x, store.y, work.info, state)
-                with stacked(work.together.size > 1):
+                with stacked(work.together.size > 1 and self.mode in ("graph", "compiled")):
                     return self._replay(work, state) if self.mode == "graph" else self._run(work, state)
             except torch.OutOfMemoryError:
                 raise
@@ -155,10 +156,7 @@ class Steps:
             return stacked_step(work.phase, work.together, masked)
         key = (id(work.phase.step), work.together, masked)
         if key not in self._made:
-            step = stacked_step(work.phase, work.together, masked)
-            # Every run compiles this one function anew; the default limit of eight would end that.
-            torch._dynamo.config.recompile_limit = 1024
-            self._made[key] = torch.compile(step, fullgraph=True, dynamic=False)
+            self._made[key] = Compiled(stacked_step(work.phase, work.together, masked))
         return self._made[key]
 
     def _replay(self, work: Work, state: Any) -> Any:
@@ -269,6 +267,13 @@ def _aside(f: Callable[[], object]) -> None:
 
 
 def _copy(into: Any, values: Any) -> None:
-    for a, b in zip(tree_leaves(into), tree_leaves(values)):
-        if a is not None:
-            a.copy_(b, non_blocking=True)
+    if isinstance(into, dict):  # by name: a step may have put them in another order
+        for name, old in into.items():
+            _copy(old, values[name])
+    elif isinstance(into, tuple):
+        for old, new in zip(into, values, strict=True):
+            _copy(old, new)
+    else:
+        for a, b in zip(tree_leaves(into), tree_leaves(values), strict=True):
+            if a is not None:
+                a.copy_(b, non_blocking=True)
