@@ -27,13 +27,26 @@ class Grafted:
     def mean(self) -> Tensor:
         return self._insert(self.stock.mean, self.graft.mean)
 
+    @property
+    def normals(self) -> int:
+        """How many standard normals stand for one draw: on a stock that is a point, only the graft's."""
+        return len(self.places) if self.still else self.stock.mean.shape[-1]
+
+    @property
+    def still(self) -> bool:
+        """Whether only the graft is drawn."""
+        return not hasattr(self.stock, "scale")
+
     def sample(self, draws: int, generator: torch.Generator | None = None) -> Tensor:
         """Weight vectors [draws, P]."""
-        noise = torch.randn(draws, *self.stock.mean.shape, generator=generator, dtype=self.stock.mean.dtype)
+        noise = torch.randn(draws, self.normals, generator=generator, dtype=self.stock.mean.dtype)
         return self.at(noise.to(self.stock.mean.device))
 
     def at(self, noise: Tensor) -> Tensor:
-        """The weights that standard normals [..., P] stand for; the graft reads those of its own places."""
+        """The weights that standard normals [..., normals] stand for; the graft reads those of its own places."""
+        if self.still:
+            whole = self.stock.mean.expand(*noise.shape[:-1], -1)
+            return self._insert(whole, self.graft.at(noise))
         return self._insert(self.stock.at(noise), self.graft.at(noise.index_select(-1, self.places)))
 
     def moments(self) -> tuple[Tensor, Tensor]:

@@ -80,7 +80,7 @@ def _noise(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dic
     draws, made = _count(parts, draws), {}
     for name, q in parts.items():
         if not isinstance(q, Point | Draws):
-            size = q.normals if isinstance(q, LowRank) else q.mean.shape[-1]
+            size = q.normals if isinstance(q, LowRank | Grafted) else q.mean.shape[-1]
             normals = _normals if draws * size <= KEPT else _normals.__wrapped__
             made[name] = normals(draws, size, q.mean.device, (*place, name))
     return made

@@ -33,7 +33,7 @@ def server_engine(program: Program, engine: Any, clients: Clients, server_data: 
     targets = torch.zeros(len(x), *shape, dtype=program.initial[program.main].mean.dtype, device=x.device)
     alone = program._replace(client=program.server_client, rules={}, members=True)
     rows = torch.arange(len(x))
-    return engine.beside(alone, seed, Store(x, targets, lambda k: rows, rows))
+    return engine.beside(alone, seed, Store(x, targets, lambda k: rows, rows), often=True)
 
 
 def unlabelled(clients: Clients, server_data: Any, least: int) -> Tensor:

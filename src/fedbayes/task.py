@@ -95,6 +95,10 @@ class Task:
         start = self.program._replace(initial=_initial(self.program, parts, self.device))
         return Progress(begin(start), pretrained=figures)
 
+    def take_notes(self) -> list[str]:
+        """What its engines have to say since they were last asked."""
+        return [note for engine in (self.engine, self.server) if engine is not None for note in engine.take_notes()]
+
     def done(self, progress: Progress) -> bool:
         return progress.stopped or progress.state.round >= self.rounds
 

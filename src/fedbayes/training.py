@@ -194,7 +194,7 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
         **report,
         "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)),
         "bytes_up": up * len(order.cohort),
-        **({"notes": notes} if (notes := task.engine.take_notes()) else {}),
+        **({"notes": notes} if (notes := task.take_notes()) else {}),
     }
 
 

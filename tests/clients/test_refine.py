@@ -70,7 +70,7 @@ def test_engines_make_the_same_refined_models(kind):
     for k in range(3):
         a, b = loop.personal(k).parts["model"], stacked.personal(k).parts["model"]
         assert isinstance(a, Grafted)
-        normals = noise[:, : a.mean.shape[-1]]
+        normals = noise[:, : a.normals]
         torch.testing.assert_close(a.at(normals), b.at(normals), rtol=1e-7, atol=1e-8)
     assert not stacked.task.personal.take_notes()  # nothing fell back to the loop
     if options["refine"] == "flow":

@@ -70,7 +70,7 @@ class Loop:
                 metrics[name] = metrics.get(name, 0.0) + float(value)
         return Outcome(total, uploads, kept, left_out, metrics, len(kept))
 
-    def beside(self, program: Program, seed: int, store: Store | None = None) -> Loop:
+    def beside(self, program: Program, seed: int, store: Store | None = None, *, often: bool = False) -> Loop:
         """An engine for another program on this or other data, with noise of its own."""
         return Loop(program, store or self.store, seed=seed)
 

@@ -18,7 +18,7 @@ from fedbayes.clients.client import Batch, Info, Own, Upload
 from fedbayes.engine.batches import Schedule, schedule, steps_in_epoch
 from fedbayes.engine.loop import Loop, OwnState, Store
 from fedbayes.engine.outcomes import Seat, merge, outcomes
-from fedbayes.engine.steps import BY_HAND, Clients, Steps, Table, Work
+from fedbayes.engine.steps import BY_HAND, MODES, Clients, Steps, Table, Work
 from fedbayes.engine.workers import share, side_by_side, threads
 from fedbayes.federation import Order, Outcome, Program
 from fedbayes.noise import Tape, address, normals, seeded
@@ -104,14 +104,16 @@ class Stacked:
         notes, self.notes, self.steps.notes = self.notes + self.steps.notes, [], []
         return notes
 
-    def beside(self, program: Program, seed: int, store: Store | None = None) -> Stacked:
+    def beside(self, program: Program, seed: int, store: Store | None = None, *, often: bool = False) -> Stacked:
         """An engine for another program on this or other data, with noise of its own.
 
-        What is compiled is shared where the steps are the same; others run eagerly, for they are few.
+        What is compiled is shared where the steps are the same; others run eagerly, for they are few, unless they are
+        run as `often` as those of the clients.
         """
         known = {id(phase.step) for phase in self.program.client.phases}
         same = all(id(phase.step) in known for phase in program.client.phases)
-        steps, there = self.steps if same else Steps(), store or self.store
+        mode = self.steps.mode if often and self.steps.mode in MODES else "eager"
+        steps, there = self.steps if same else Steps(mode), store or self.store
         return Stacked(program, there, seed=seed, chunk=self.chunk, steps=steps, workers=self.workers)
 
     def server(self, *args: Any) -> Upload:
