@@ -87,6 +87,7 @@ class Known(NamedTuple):
     step: Step
     rowwise: Rowwise | None = None
     dense: Dense | None = None
+    chain: bool = False  # whether one client's gradient is taken by hand on a CPU, see chain.py
 
 
 class Phase(NamedTuple):
@@ -109,6 +110,10 @@ class Phase(NamedTuple):
     @property
     def dense(self) -> Dense | None:
         return self.known.dense if self.known is not None and self.known.step is self.step else None
+
+    @property
+    def chain(self) -> bool:
+        return self.known is not None and self.known.step is self.step and self.known.chain
 
 
 class Client(NamedTuple):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from fedbayes.chain import hooked, layers
 from fedbayes.clients.client import Dense, Rowwise
 from fedbayes.model import Model, log_prob_of_classes
 from fedbayes.posterior import LOG_2PI
@@ -17,7 +17,7 @@ BETWEEN: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmo
 
 def dense(model: Model, momentum: float, pull: tuple[str, ...], clip: bool, falling: bool) -> Dense | None:
     """What the step is, where the model is a chain of linear maps under a categorical or normal likelihood."""
-    chain = list(_chain(model.module))
+    chain = list(layers(model.module))
     if chain and type(chain[0]) is nn.Flatten and (chain[0].start_dim, chain[0].end_dim) == (1, -1):
         chain = chain[1:]
     linear, between = chain[::2], chain[1::2]
@@ -28,15 +28,15 @@ def dense(model: Model, momentum: float, pull: tuple[str, ...], clip: bool, fall
     # Each weight is used once, and they lie in the vector in the order of the chain.
     ordered = [id(p) for p in model.module.parameters()] == [id(p) for p in _weights(linear)]
     known = model.likelihood.scale is not None or model.likelihood.log_prob is log_prob_of_classes
-    if not (fits and whole and ordered and known) or model.bfloat16 or model.augment or _hooked(model.module):
+    if not (fits and whole and ordered and known) or model.bfloat16 or model.augment or hooked(model.module):
         return None
 
     def inputs(x: Tensor) -> Tensor:
         return model.prepare(x).to(model.dtype)
 
-    layers = tuple((a.in_features, a.out_features, a.bias is not None) for a in linear if isinstance(a, nn.Linear))
+    sizes = tuple((a.in_features, a.out_features, a.bias is not None) for a in linear if isinstance(a, nn.Linear))
     names = tuple(BETWEEN[type(b)] for b in between)
-    return Dense(layers, names, inputs, model.likelihood.scale, momentum, pull, clip, falling)
+    return Dense(sizes, names, inputs, model.likelihood.scale, momentum, pull, clip, falling)
 
 
 def rowwise(form: Dense) -> Rowwise | None:
@@ -52,19 +52,5 @@ def rowwise(form: Dense) -> Rowwise | None:
     return Rowwise(hidden, form.scale**-2, constant, form.clip, form.falling)
 
 
-def _chain(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers that a module runs one after another."""
-    if type(module) is nn.Sequential:
-        for layer in module:
-            yield from _chain(layer)
-    else:
-        yield module
-
-
-def _weights(layers: list[nn.Module]) -> list[nn.Parameter]:
-    return [p for layer in layers for p in layer.parameters()]
-
-
-def _hooked(module: nn.Module) -> bool:
-    """Whether a call of it does more than its layers' own."""
-    return any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())
+def _weights(chain: list[nn.Module]) -> list[nn.Parameter]:
+    return [p for layer in chain for p in layer.parameters()]

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbayes.chain import by_hand
 from fedbayes.clients.client import Batch, Client, Info, Known, Learner, Own, Phase, Upload, falling_rate
 from fedbayes.clients.known import dense, rowwise
+from fedbayes.convolution import alone
 from fedbayes.gradient import gradients
 from fedbayes.model import Model
 from fedbayes.noise import Tape
@@ -53,8 +55,15 @@ def point(
 
         return gradients(of_input, {"x": b.x})[0]["x"]
 
+    def descent(state: Learner, b: Batch, tape: Tape) -> tuple[dict[str, Tensor], Any]:
+        if hand is None or not alone() or b.x.device.type != "cpu":
+            return gradients(loss, state.vectors, state.static, b, tape)
+        ((part, vector),) = state.vectors.items()
+        nll, slope = hand(vector, model.augmented(b.x, tape), b.y, b.mask)
+        return {part: slope}, (state.static, nll)
+
     def step(state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
-        slopes, (static, nll) = gradients(loss, state.vectors, state.static, b, tape)
+        slopes, (static, nll) = descent(state, b, tape)
         if adversarial:
             worse = b._replace(x=b.x + info.options["adversarial"] * uphill(state, b, tape).sign())
             others, _ = gradients(loss, state.vectors, state.static, worse, tape)
@@ -74,9 +83,10 @@ def point(
         parts: Parts = {part: Point(v, model.layouts[part]) for part, v in {**state.vectors, **state.static}.items()}
         return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1)})
 
+    hand = None if adversarial else by_hand(model)
     form = None if adversarial or optimiser.momentum is None else dense(model, optimiser.momentum, pull, clip, falling)
     single = rowwise(form) if form is not None and batch == 1 and model.dtype == torch.float32 else None
-    return Client(start, (Phase(step, epochs, batch, known=Known(step, single, form)),), finish)
+    return Client(start, (Phase(step, epochs, batch, known=Known(step, single, form, hand is not None)),), finish)
 
 
 def clipped(slopes: dict[str, Tensor], most: Tensor) -> dict[str, Tensor]:

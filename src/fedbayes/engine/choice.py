@@ -69,10 +69,13 @@ def choose(
         if engine == "auto" and program.model.convolves and chunk is None:
             # Stacked convolutions are slower than one after another on a CPU, unless calls cost more than products.
             workers = 0 if _weights(program) > LARGE or _draws(program.model, store.x) else WORKERS
+            chunk = FEW_TINY if workers and _is_tiny(program, store.x) else 1
+            alone = chunk == 1 and (workers or mode == "eager")
+            if compile in ("auto", "off") and alone and all(p.chain for p in phases):
+                mode, why = "eager", "a chain of convolutions, its gradient by hand"
             if not workers and mode == "eager":
                 how = f"{why}; convolutions run client by client on a CPU"
                 return Loop(program, store, seed=seed), f"engine loop: {how}"
-            chunk = FEW_TINY if workers and _is_tiny(program, store.x) else 1
             few = "client by client" if chunk == 1 else f"{chunk} clients at once"
             why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
     made = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode), cohorts=cohorts, workers=workers)
