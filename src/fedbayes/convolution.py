@@ -35,12 +35,8 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
     """F.conv2d."""
     if _STACKED and input.is_cuda:
         return by_products(input, weight, bias, *args, **kwargs)
-    if (
-        alone()
-        and weight.shape[1] <= FEW
-        and input.dim() == 4
-        and input.is_contiguous(memory_format=torch.channels_last)
-    ):
+    few = weight.shape[1] <= FEW and input.dim() == 4 and input.device.type == "cpu"
+    if few and alone() and input.is_contiguous(memory_format=torch.channels_last):
         out = F.conv2d(input.contiguous(), weight, bias, *args, **kwargs)
         return out.contiguous(memory_format=torch.channels_last)
     return F.conv2d(input, weight, bias, *args, **kwargs)

@@ -18,6 +18,7 @@ def table(
     seeds: Annotated[str, typer.Option(help="Seeds of each cell, as 0..2 or 0,3.")] = "0",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     rounds: Annotated[int | None, typer.Option(help="Another number of rounds than the paper's.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, tf32 or bf16, instead of the table's own.")] = None,
     train: Annotated[bool, typer.Option(help="Train what is missing; else only write the pages.")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the posterior of each cell beside its file.")] = False,
     output: Annotated[Path, typer.Option(help="The folder of the pages and their cells.")] = Path("docs/results"),
@@ -30,7 +31,8 @@ def table(
             print(f"{known:<18} {title}")
         return
     words = [word.strip() for word in only.split(",") if word.strip()]
-    changes = {"device": device, **({} if rounds is None else {"rounds": rounds})}
+    asked_for = {"device": device, "rounds": rounds, "precision": precision}
+    changes = {key: value for key, value in asked_for.items() if value is not None}
     asked = {"only": words, "scale": scale, "seeds": seeds, "changes": changes, "train": train, "keep": keep}
     print(run_published(name, output, **asked, say=print))  # type: ignore[arg-type]
 

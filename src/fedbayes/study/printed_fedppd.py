@@ -2,6 +2,12 @@
 
 FEMNIST's and CIFAR-100's cells are absent: their data is not at hand, so they are no part of a table that is run; the
 experiments and the published figures are here all the same (`experiment_of`, `ABSENT`).
+
+Three settings are ours, chosen on training rows that nobody holds. MNIST's rates: of {.045, .09} for a teacher, whose
+steps are of half its rate, and {.055, .11, .22} for a student the highest were best, and so was a teacher without
+dropout while it teaches; at the printed .045 and .055 FedAvg and FedPPD are a point and more below what is printed.
+CIFAR-10's images are cropped and flipped: without, FedAvg is over-fitted after ten rounds, and no LeNet reaches what is
+printed for IID clients.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ DATA: dict[str, dict[str, Any]] = {
         "data": "mnist",
         "network": "fedppd_mnist",
         "partition": "main_classes",
-        "partition_options": {**MAIN, "volume": 420},
+        "partition_options": {**MAIN, "volume": 500},
         "rounds": 100,
         "evaluate_every": 5,
     },
@@ -43,6 +49,7 @@ DATA: dict[str, dict[str, Any]] = {
     "CIFAR-10": {
         "data": "cifar10",
         "network": "fedppd_cifar",
+        "augment": "crop_flip",
         "partition": "main_classes",
         "partition_options": {**MAIN, "volume": 2000},
         "rounds": 200,
@@ -67,7 +74,7 @@ STUDENTS = {
 }
 # Of teacher and student (the baselines have the teacher's), and how they fall within a round.
 RATES: dict[str, dict[str, float]] = {
-    "MNIST": {"lr": 0.045, "student_lr": 0.055, "lr_drop": 0.85, "lr_drop_every": 2},
+    "MNIST": {"lr": 0.09, "student_lr": 0.22, "lr_drop": 0.85, "lr_drop_every": 2},
     "FEMNIST": {"lr": 0.050, "student_lr": 0.085, "lr_drop": 0.8, "lr_drop_every": 3},
     "CIFAR-10": {"lr": 0.055, "student_lr": 0.020, "lr_drop": 0.85, "lr_drop_every": 3},
     "CIFAR-100": {"lr": 0.055, "student_lr": 0.020, "lr_drop": 0.85, "lr_drop_every": 3},
@@ -172,6 +179,8 @@ def experiment_of(data: str, row: str, *, iid: bool = False) -> Experiment:
     base, _, wider = row.partition(" with the student's")
     name, options = METHODS[base]
     options = {**COMMON, **{k: v for k, v in RATES[data].items() if k != "student_lr"}, **options}
+    if data == "MNIST" and options.get("teacher_dropout"):
+        options["teacher_dropout"] = False
     if name.startswith("fedppd"):
         options |= {"student": STUDENTS[data], "student_lr": RATES[data]["student_lr"]}
     if name in ("fedbe", "fedppd_distill"):

@@ -24,7 +24,13 @@ METHODS = {"FedAvg": "fedavg", "FedPer": "fedper", "LG-FedAvg": "lg_fedavg"}
 DATA: dict[str, dict[str, Any]] = {
     "MNIST": {"data": "mnist", "network": "lenet", "rounds": 80},
     "FMNIST": {"data": "fashion-mnist", "network": "lenet", "rounds": 80},
-    "CIFAR10": {"data": "cifar10", "network": "resnet", "network_options": {"depth": 44}, "rounds": 120},
+    "CIFAR10": {
+        "data": "cifar10",
+        "network": "resnet",
+        "network_options": {"depth": 44},
+        "rounds": 120,
+        "precision": "bf16",
+    },
 }
 WIDE = "CIFAR10 WideResNet-40"
 NOISE = "uniform-noise@2000"
@@ -58,6 +64,7 @@ def experiment_of(data: str, method: str) -> Experiment:
             "network": "wide_resnet",
             "network_options": {"dropout": 0.3},
             "rounds": 120,
+            "precision": "bf16",
         }
     else:
         setting = DATA[data]
@@ -183,6 +190,7 @@ def small(x: Experiment) -> Experiment:
     }
     return replace(
         x,
+        precision="float32",
         clients=10,
         rounds=5,
         evaluate_every=5,
