@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import fedbayes as fb
-from fedbayes.distilled import distil_options, pseudo_labels
 from fedbayes.engine.batches import schedule
 from fedbayes.errors import InputError
 from fedbayes.methods import fedavg, fedbe, fedppd, fedppd_distill
+from fedbayes.methods.distilling import distil_options, pseudo_labels
 from fedbayes.model import Model, categorical
 from fedbayes.posterior import Draws, Point
 from fedbayes.server.distil import dirichlet_draws, ensemble, gaussian_draws

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedbayes.clients.langevin import langevin
-from fedbayes.clients.soft import soft
 from fedbayes.composition import Method, Setting, check_batch, check_options, model_of, optimiser_named
-from fedbayes.distillation import mixed, sharpened, soft_targets
 from fedbayes.errors import InputError
-from fedbayes.federation import MEMBERS, Program, static_rules
-from fedbayes.model import Model, Weights, in_precision_of
+from fedbayes.federation import Program, static_rules
+from fedbayes.model import Model, in_precision_of
 from fedbayes.networks.papers import network_named
-from fedbayes.posterior import Draws, Parts, Point
-from fedbayes.predict import each_draw
+from fedbayes.posterior import Parts, Point
 from fedbayes.samplers import SAMPLERS, Sampler
-from fedbayes.server.distil import Place, ensemble
 from fedbayes.server.rules import rule_named
 from fedbayes.server.weighting import weighting_named
 
@@ -66,22 +61,10 @@ def fedppd(
     check_options(options)
     _check_epochs(epochs, burn_in, thin)
 
-    return Method("fedppd", options, lambda setting: _teacher_and_student(setting, options)[0])
+    return Method("fedppd", options, lambda setting: teacher_and_student(setting, options)[0])
 
 
-def fedppd_distill(**options: Any) -> Method:
-    """FedPPD with a server that distils teachers and students on unlabelled inputs of its own (algorithm 3)."""
-    own = distil_options(**{k: options.pop(k) for k in list(options) if k in (distil_options.__kwdefaults__ or {})})
-    base = fedppd(**options)
-
-    def build(setting: Setting) -> Program:
-        program, teacher = _teacher_and_student(setting, base.options)
-        return distilling(program, {"server_lr": teacher, "server_student_lr": program.model}, own)
-
-    return Method("fedppd_distill", {**base.options, **own}, build)
-
-
-def _teacher_and_student(setting: Setting, options: Mapping[str, Any]) -> tuple[Program, Model]:
+def teacher_and_student(setting: Setting, options: Mapping[str, Any]) -> tuple[Program, Model]:
     """FedPPD's program, whose model is the student, and the teacher."""
     teacher, student = model_of(setting, None), student_of(setting, options["student"])
     for model in (teacher, student):
@@ -113,83 +96,6 @@ def _teacher_and_student(setting: Setting, options: Mapping[str, Any]) -> tuple[
         main=STUDENT,
     )
     return program, teacher
-
-
-def distil_options(
-    *,
-    fit: str = "gaussian",
-    ensemble_draws: int = 10,
-    spread: float = 1.0,
-    sharpen: float = 0.5,
-    server_lr: float = 0.001,
-    server_student_lr: float = 0.001,
-    server_momentum: float = 0.9,
-    server_epochs: int = 20,
-    server_batch: int = 64,
-    swa_start: int = 500,
-    swa_every: int = 25,
-) -> dict[str, Any]:
-    """The options of a server that distils: FedBE's and FedPPD's, but for `spread`, which FedPPD's code has at 0.1."""
-    options = dict(locals())
-    check_options(options)
-    return options
-
-
-def distilling(program: Program, models: Mapping[str, Model], options: Mapping[str, Any]) -> Program:
-    """The program with a server that distils the cohort's networks on unlabelled inputs (FedBE; FedPPD, algorithm 3).
-
-    Around each network's average a distribution is fitted to the uploads (`fit`, its width times `spread`); the mean
-    prediction of `ensemble_draws` draws of it, the average and the uploads, to the power 1 / `sharpen`, is the target
-    that the average learns in `server_epochs`, averaged over iterates from step `swa_start` on, every `swa_every`.
-    `models` are the networks by the name of their learning rate.
-    """
-    plain = {name: replace(model, augment=None) for name, model in models.items()}
-    client = soft(
-        plain,
-        optimiser=optimiser_named("sgd", options["server_momentum"]),
-        epochs=options["server_epochs"],
-        batch=options["server_batch"],
-        start=options["swa_start"],
-        every=options["swa_every"],
-    )
-
-    def targets(parts: Parts, x: Tensor, place: Place) -> Tensor:
-        return torch.stack([pseudo_labels(model, parts, x, options, place) for model in plain.values()], 1)
-
-    def scalars(number: int) -> Mapping[str, float]:
-        return {**program.options(number), **{name: options[name] for name in models}}
-
-    return program._replace(server_client=client, server_targets=targets, options=scalars)
-
-
-def pseudo_labels(model: Model, parts: Parts, x: Tensor, options: Mapping[str, Any], place: Place) -> Tensor:
-    """What the ensemble says of inputs [N, ...]: soft targets [N, S, C]."""
-
-    def read(output: Tensor, weights: Weights) -> tuple[Tensor, ...]:
-        return (soft_targets(model.likelihood, output, weights),)
-
-    drawn = _ensemble(model, parts, options, place)
-    with torch.no_grad():
-        pieces = [
-            mixed(model.likelihood, each_draw(model, drawn, rows, read, (*place, "labels"))[0])
-            for rows in x.split(1024 if x.device.type == "cpu" else 4096)
-        ]
-    return sharpened(model.likelihood, torch.cat(pieces), options["sharpen"])
-
-
-def _ensemble(model: Model, parts: Parts, options: Mapping[str, Any], place: Place) -> dict[str, Tensor]:
-    """Weights [M + 1 + K, P] of each part. Draws and the average have the pooled buffers, an upload has its own."""
-    draws, drawn = options["ensemble_draws"], {}
-    kept = {part: q.values for part in model.layouts if isinstance(q := parts.get(MEMBERS + part), Draws)}
-    count = len(next(iter(kept.values())))
-    for part in model.layouts:
-        mean = parts[part].mean
-        if part in model.trainable:
-            fitted = {"fit": options["fit"], "draws": draws, "spread": options["spread"]}
-            drawn[part] = ensemble(mean, kept[part], **fitted, place=(*place, part))
-        else:
-            drawn[part] = torch.cat([mean.expand(draws + 1, -1), kept.get(part, mean.expand(count, -1))])
-    return drawn
 
 
 def student_of(setting: Setting, student: str | nn.Module | None) -> Model:

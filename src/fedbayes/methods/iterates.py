@@ -1,4 +1,4 @@
-"""FedPPD's relatives, each around a base method of point clients: SWAG at the end, posterior averaging."""
+"""Posteriors of clients from the iterates of their training, over FedAvg: SWAG at the end, posterior averaging."""
 
 from __future__ import annotations
 
@@ -9,10 +9,58 @@ import torch
 
 from fedbayes.clients.posterior_averaging import posterior_averaging
 from fedbayes.clients.swag import LEAST, swag
-from fedbayes.composition import Method, Setting
+from fedbayes.composition import Method, Setting, check_options
 from fedbayes.federation import Program
+from fedbayes.methods.options import builds_on, call, refuse
+from fedbayes.methods.points import fedavg
 from fedbayes.posterior import Gaussian, LowRank, Parts, Point
 from fedbayes.server.rules import rule_named
+
+
+@builds_on(fedavg)
+def fedswag(
+    *,
+    covariance: str = "diagonal",
+    rank: int = 10,
+    swag_rounds: int = 1,
+    swag_every: int = 1,
+    swag_start: float = 0.5,
+    swag_lr: float | None = None,
+    pooled: str = "nwa",
+    test_draws: int = 20,
+    **options: Any,
+) -> Method:
+    """FedAvg, and SWAG on every client in the last `swag_rounds` rounds (Maddox et al., 2019; Linsner et al., 2021).
+
+    `covariance` "low_rank": the diagonal and the last `rank` deviations, half each; the server keeps all factors.
+    Iterates count every `swag_every` steps after the share `swag_start` of a round's, at rate `swag_lr` (`lr` where it
+    is not given). `pooled` is the rule for the normals; that of low rank has the mean of the clients' covariances.
+    """
+    own = {k: v for k, v in locals().items() if k != "options"}
+    check_options(own)
+    refuse("fedswag", options, "rule", "it is `pooled`")
+    return collecting(call(fedavg, options), own)
+
+
+@builds_on(fedavg)
+def fedpa(
+    *,
+    samples: int = 5,
+    shrinkage: float = 0.01,
+    burn_share: float = 0.4,
+    plain_rounds: int = 0,
+    server: str = "sgd",
+    server_lr: float = 0.2,
+    **options: Any,
+) -> Method:
+    """FedPA: clients send Sigma^-1 (broadcast - mean) of their posterior samples (Al-Shedivat et al., 2021).
+
+    `samples` means of consecutive iterates after a share `burn_share` of a round's steps; `shrinkage` is the paper's
+    rho. The server's optimiser takes the averaged deltas for gradients. The first `plain_rounds` are FedAvg's.
+    """
+    own = {"samples": samples, "shrinkage": shrinkage, "burn_share": burn_share, "plain_rounds": plain_rounds}
+    check_options(own)
+    return averaging(call(fedavg, {"server": server, "server_lr": server_lr, **options}), own)
 
 
 def collecting(base: Method, options: Mapping[str, Any]) -> Method:
