@@ -21,7 +21,7 @@ from fedbayes.predict import Predictive
 from fedbayes.scores.ranking import auroc
 from fedbayes.study.build import build
 from fedbayes.study.printed_feduab import experiment_of
-from fedbayes.training import predict_with
+from fedbayes.trained import predict_with
 
 MOST, DRAWS, SHOWN = 2000, 20, 8
 

@@ -269,7 +269,7 @@ def test_patience_counts_evaluations():
 
 def test_a_validation_score_that_is_no_number_is_never_the_best(monkeypatch):
     nlls = iter([float("nan"), 3.0, float("nan"), 2.0])
-    monkeypatch.setattr(training, "_scores", lambda *_: {"nll": next(nlls)})
+    monkeypatch.setattr(training, "scores_on", lambda *_: {"nll": next(nlls)})
     run = fit(nn.Linear(20, 2), _overfitting(), method=fedavg(**FAST), rounds=4, validation=0.25)
     assert run.progress.best.round == 4
     assert run.progress.best.score == 2.0

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from fedbayes.server import rules
     from fedbayes.server.rules import pool
     from fedbayes.study.run import load
-    from fedbayes.training import Run, fit
+    from fedbayes.trained import Run
+    from fedbayes.training import fit
 
 # OpenMP threads that spin while they wait bring a machine to its knees as soon as another process is busy on it.
 # Read when torch is first loaded, so it must be said before.
@@ -49,7 +50,7 @@ _HOMES = {
     "Grafted": "fedbayes.grafted",
     "Layout": "fedbayes.layout",
     "Point": "fedbayes.posterior",
-    "Run": "fedbayes.training",
+    "Run": "fedbayes.trained",
     "fit": "fedbayes.training",
     "load": "fedbayes.study.run",
     "pool": "fedbayes.server.rules",

@@ -20,7 +20,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.noise import generator
 from fedbayes.predict import Predictive
 from fedbayes.scores.proper import FLOOR
-from fedbayes.training import Run, predict_with
+from fedbayes.trained import Run, predict_with
 
 SET_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "least_ambiguous": of.least_ambiguous_scores,

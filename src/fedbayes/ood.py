@@ -24,7 +24,7 @@ from fedbayes.posterior import Draws, Parts, Point
 from fedbayes.predict import classifier_of, draw_weights, each_draw
 from fedbayes.scores import Mahalanobis
 from fedbayes.takeover import Takeover
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 PASSES = 20
 """Dropout masks of the score `mc_dropout`."""

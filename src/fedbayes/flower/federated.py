@@ -20,7 +20,8 @@ from fedbayes.study.experiment import Experiment
 from fedbayes.study.recording import write_once
 from fedbayes.study.run import Carrier, Run, Step, Watch
 from fedbayes.study.run import run as run_into
-from fedbayes.training import OwnStore, Progress, Task, rounds
+from fedbayes.trained import OwnStore
+from fedbayes.training import Progress, Task, rounds
 
 TOKEN = "federation"  # the file that names a run to its clients, so that they tell it from others
 

@@ -20,7 +20,8 @@ from fedbayes.personalised import Federation, personal_sums
 from fedbayes.posterior import Draws, Parts, Point
 from fedbayes.study.build import build, keeps_apart, side_of
 from fedbayes.study.experiment import Experiment, from_toml, to_toml
-from fedbayes.training import Task, score_sums
+from fedbayes.trained import score_sums
+from fedbayes.training import Task
 
 QUERY, TRAIN, EVALUATE, REFINE = "query", "train", "evaluate", "evaluate.refine"
 SECURE = ("train.keys", "train.shares", "train.masked", "train.unmask")  # the letters of a secure sum

@@ -27,7 +27,7 @@ from fedbayes.study.build import clients_of
 from fedbayes.study.experiment import Experiment, experiment_of, table_of
 from fedbayes.study.run import Watch
 from fedbayes.study.run import run as train
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 SETTINGS, PROGRESS = "active.toml", "active.json"
 Score = Callable[[Predictive, torch.Generator], Tensor]

@@ -19,7 +19,8 @@ from fedbayes.study.build import build, clients_of, data_of
 from fedbayes.study.experiment import Experiment, table_of
 from fedbayes.study.sweep import program_of
 from fedbayes.study.tables import commit, device_name
-from fedbayes.training import Memory, Run, Task, rounds, rounds_together
+from fedbayes.trained import Memory, Run
+from fedbayes.training import Task, rounds, rounds_together
 
 Measure = Callable[[Run], Mapping[str, float]]
 CURVE = ("accuracy", "nll", "ece", "rmse")  # scores that a cell keeps of every evaluated round

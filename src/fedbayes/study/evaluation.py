@@ -17,7 +17,7 @@ from fedbayes.personalised import personal_predictions
 from fedbayes.predict import Predictive
 from fedbayes.scores import SUMS
 from fedbayes.study.report.numbers import extremes
-from fedbayes.training import Run, predict_with
+from fedbayes.trained import Run, predict_with
 
 FILE = "evaluation.npz"
 THUMBNAILS = 300

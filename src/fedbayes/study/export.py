@@ -22,7 +22,7 @@ from fedbayes.files import write_atomically
 from fedbayes.model import Model
 from fedbayes.predict import draw_weights
 from fedbayes.study.plain import plain_file
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 PROGRAM, TENSORS, PLAIN, CARD, ONNX = "model.pt2", "model.safetensors", "model.py", "model.json", "model.onnx"
 WHAT = ("mean", "ensemble")

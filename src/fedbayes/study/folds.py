@@ -21,7 +21,8 @@ from fedbayes.networks.papers import network_named
 from fedbayes.posterior import Draws, Parts
 from fedbayes.predict import Predictive, predictive
 from fedbayes.scores import regression
-from fedbayes.training import Memory, Task, predict_with, prepare, rounds_together, with_noise
+from fedbayes.trained import Memory, predict_with
+from fedbayes.training import Task, prepare, rounds_together, with_noise
 
 Scores = dict[str, float]
 CLIENTS, ROUNDS, MEMBERS = 10, 5, 5

@@ -17,7 +17,7 @@ from fedbayes.errors import InputError
 from fedbayes.study.build import imported, naming
 from fedbayes.study.evaluation import thumbnails
 from fedbayes.study.repeated import REPEATS, draw_seeds, figure
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 NOISE = ("uniform-noise", "gaussian-noise")
 MOST = 10_000

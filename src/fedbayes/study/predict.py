@@ -21,7 +21,7 @@ from fedbayes.files import write_atomically
 from fedbayes.study.evaluation import prediction_arrays, save
 from fedbayes.study.folders import Arrays
 from fedbayes.study.run import load
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 SHOWN = 20
 MEASURES = ("entropy", "epistemic")

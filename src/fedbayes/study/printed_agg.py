@@ -9,7 +9,7 @@ from typing import Any
 from fedbayes.scores.retention import retention_curve
 from fedbayes.study.cells import Cell, Printed
 from fedbayes.study.experiment import Experiment
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
     "IID": ("iid", {}),

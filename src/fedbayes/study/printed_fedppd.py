@@ -25,7 +25,7 @@ from fedbayes.scores.ranking import auroc, misclassification_auroc, resampled
 from fedbayes.study.active import Active, area, run_active
 from fedbayes.study.cells import Cell, Printed
 from fedbayes.study.experiment import Experiment
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 MAIN = {"main": 2, "p": 0.2, "server": 10_000}
 DATA: dict[str, dict[str, Any]] = {

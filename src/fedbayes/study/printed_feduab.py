@@ -8,7 +8,7 @@ from typing import Any
 
 from fedbayes.study.cells import Cell, Printed
 from fedbayes.study.experiment import Experiment
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "All-IID": ("iid", {}),

@@ -10,7 +10,8 @@ from fedbayes.files import write_atomically
 from fedbayes.study import checkpoint, evaluation, journal
 from fedbayes.study.experiment import Experiment, to_toml
 from fedbayes.study.own import OwnFiles
-from fedbayes.training import Progress, Run, Task
+from fedbayes.trained import Run
+from fedbayes.training import Progress, Task
 
 CONFIG = "config.toml"
 SECONDS = 2.0  # between checkpoints where the experiment does not say how many rounds

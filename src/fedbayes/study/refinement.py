@@ -14,7 +14,7 @@ from fedbayes.personalised import personal_models
 from fedbayes.predict import predictive
 from fedbayes.scores import SUMS
 from fedbayes.study.outside import RANKINGS, outside
-from fedbayes.training import Personal, Run
+from fedbayes.trained import Personal, Run
 
 MOST = 2000  # inputs of a set from elsewhere
 FAR = 2000.0

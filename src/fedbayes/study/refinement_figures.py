@@ -14,7 +14,8 @@ from fedbayes.methods import fedavg_pf
 from fedbayes.networks.papers import network_named
 from fedbayes.study.refinement import confidence, personal_runs
 from fedbayes.study.regression_figures import save
-from fedbayes.training import Run, fit
+from fedbayes.trained import Run
+from fedbayes.training import fit
 
 SHOWN: dict[str, dict[str, Any]] = {
     "point": {"refine": "none"},

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbayes.noise import address
 from fedbayes.posterior import Draws, Point
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 REPEATS = 5
 

@@ -16,7 +16,8 @@ from fedbayes.study.build import FLOWER, build, check_tables, clients_of
 from fedbayes.study.experiment import Experiment, folder_name, read, table_of, to_toml
 from fedbayes.study.own import OwnFiles
 from fedbayes.study.recording import CONFIG, Recording, write_once
-from fedbayes.training import Progress, Run, Task, rounds
+from fedbayes.trained import Run
+from fedbayes.training import Progress, Task, rounds
 
 Step = tuple[Progress, journal.Record]
 

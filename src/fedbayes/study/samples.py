@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbayes.data import Dataset
 from fedbayes.study.evaluation import prediction_arrays, thumbnails
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 FILE = "samples.npz"
 NAMES = ("easy", "hard", "no class")

@@ -28,7 +28,7 @@ from fedbayes.study.folders import runs_in
 from fedbayes.study.outside import score_outside
 from fedbayes.study.repeated import REPEATS, draw_seeds, figure
 from fedbayes.study.run import experiment_in, load
-from fedbayes.training import Run
+from fedbayes.trained import Run
 
 FILE = "scores.json"
 OOD_FILE = "ood.npz"

@@ -17,7 +17,8 @@ from fedbayes.study.build import build, clients_of, data_of, options_of_method
 from fedbayes.study.experiment import Experiment, table_of, to_toml, with_settings
 from fedbayes.study.recording import Recording, write_once
 from fedbayes.study.run import Watch, refuse_another, train
-from fedbayes.training import Run, Task, rounds_together
+from fedbayes.trained import Run
+from fedbayes.training import Task, rounds_together
 
 # Options that are numbers a program reads, or that only the server or the first broadcast depends on: members that
 # differ in nothing else are one tensor program.

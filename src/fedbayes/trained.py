@@ -1,0 +1,174 @@
+"""A trained federation: its posterior, its journal, its predictions and scores, and what its clients keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedbayes.clients.client import Own
+from fedbayes.errors import InputError
+from fedbayes.federation import predicting
+from fedbayes.personalised import Federation, personal_models, personal_scores, refined_task, sums_of
+from fedbayes.posterior import Parts, Posterior
+from fedbayes.predict import Predictive, directly, predictive
+from fedbayes.scores import SUMS
+from fedbayes.scores.additive import Sums
+from fedbayes.task import Progress, Task
+
+
+class OwnStore(Protocol):
+    """Where the own state of clients lives between rounds."""
+
+    def get(self, client: int) -> Own | None: ...
+    def put(self, number: int, rows: Mapping[int, Own]) -> None: ...
+    def expect(self, clients: Iterable[int]) -> None: ...
+
+
+class Memory:
+    """Own state in a dict: O(clients that took part)."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Own] = {}
+
+    def get(self, client: int) -> Own | None:
+        return self.rows.get(client)
+
+    def put(self, number: int, rows: Mapping[int, Own]) -> None:
+        self.rows.update({k: own for k, own in rows.items() if own})
+
+    def expect(self, clients: Iterable[int]) -> None:
+        """It has all at hand."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained federation: its posterior, its journal, and predictions."""
+
+    task: Task
+    progress: Progress
+    journal: list[dict[str, Any]]
+    own: OwnStore = field(default_factory=Memory, repr=False)
+
+    @property
+    def parts(self) -> Parts:
+        """All parts that predict: the best validated ones where there was a validation split."""
+        return predicting(self.task.program, self._final)
+
+    @property
+    def _final(self) -> Parts:
+        best = self.progress.best
+        return self.progress.state.broadcast if best is None else best.broadcast
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior over the network's weights; under FedAG the normal, also where the uploads predict."""
+        return self._final[self.task.program.main]
+
+    def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
+        """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were."""
+        if not self.task.program.whole:
+            raise InputError("this method has no global model, only personal ones: use run.personal(client).predict(x)")
+        return predict_with(self.task, self.parts, self._stored(x), draws=draws)
+
+    def _stored(self, x: Any) -> Tensor:
+        """Inputs in the dtype of the training inputs, checked."""
+        x = torch.as_tensor(x)
+        shape = self.task.clients.data.shape
+        if tuple(x.shape[1:]) != shape:
+            raise InputError(
+                f"x has shape {list(x.shape)}; the network was trained on inputs [N, {', '.join(map(str, shape))}]"
+            )
+        if x.is_floating_point() and not torch.isfinite(x).all():
+            raise InputError("x holds values that are not finite; drop or fill them")
+        stored = x.to(self.task.clients.data.x.dtype)
+        if not stored.is_floating_point() and not torch.equal(stored.to(x.dtype), x):
+            kind = str(stored.dtype).removeprefix("torch.")
+            raise InputError(f"x holds values that {kind} can't; give inputs as the training inputs were stored")
+        return stored
+
+    def scores(self, *, draws: int | None = None) -> dict[str, float]:
+        """Scores on the whole test set; of the personal models where there is no global one."""
+        if not self.task.program.whole:
+            return self.personal_scores()
+        return evaluate(self.task, self._final, draws=draws)
+
+    def personal(self, client: int) -> Personal:
+        """The model that a client makes its own, by training on its rows once more."""
+        if not 0 <= client < len(self.task.clients):
+            raise InputError(f"client {client}: there are {len(self.task.clients)}, numbered from 0")
+        for cohort in personal_models([self.home], [client]):
+            for _, parts in cohort[0]:
+                return Personal(self, parts)
+        raise InputError(f"client {client}: its personal model is not finite (did it diverge? try a smaller lr)")
+
+    def personal_scores(self) -> dict[str, float]:
+        """Scores of all clients' personal models on their own test rows."""
+        return personal_scores([self.home])[0]
+
+    def refined(self, refine: str = "flow", **options: Any) -> Run:
+        """The same run with personal models that are refined in another way; options as in `methods.refined`."""
+        return replace(self, task=refined_task(self.task, refine=refine, **options))
+
+    @property
+    def home(self) -> Federation:
+        """The federation as its personal models see it."""
+        return Federation(self.task, self.progress.state._replace(broadcast=self._final), self.own.get)
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A client's personal model: its parts, and predictions by them."""
+
+    run: Run
+    parts: Parts
+
+    def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
+        """Predictions with their uncertainty parts, as `Run.predict`."""
+        return predict_with(self.run.task, self.parts, self.run._stored(x), draws=draws)
+
+    @property
+    def as_run(self) -> Run:
+        """A run that predicts by this model, for all that takes runs: OOD scores, calibration."""
+        task = self.run.task
+        program = task.program._replace(whole=True, predictor=lambda parts: parts, members=False)
+        state = self.run.progress.state._replace(broadcast=self.parts)
+        return Run(replace(task, program=program), self.run.progress._replace(state=state, best=None), [])
+
+
+def evaluate(task: Task, parts: Parts, *, draws: int | None = None) -> dict[str, float]:
+    """Scores of a posterior on the whole test set; empty where there is none."""
+    data = task.clients.data
+    return scores_on(task, parts, data.test_x, data.test_y, "test", draws) if len(data.test_x) else {}
+
+
+def scores_on(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> dict[str, float]:
+    """Scores of a posterior on rows."""
+    return SUMS[task.program.model.likelihood.kind][1](score_sums(task, parts, x, y, which, draws))
+
+
+def score_sums(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> Sums:
+    """The sums behind a posterior's scores on rows; those of several clients add up to the federation's."""
+    return sums_of(task, predict_with(task, predicting(task.program, parts), x, draws=draws, which=which), y)
+
+
+def predict_with(
+    task: Task, parts: Parts, x: Tensor, *, draws: int | None = None, which: str | None = None
+) -> Predictive:
+    """What the parts say of x. `which` is a name for x where it is asked about again and again: a graph pays then."""
+    program = task.program
+    draws = program.test_draws if draws is None else draws
+    return predictive(
+        program.model,
+        parts,
+        x.to(task.device),
+        draws=draws,
+        seed=task.seed,
+        dropout=program.dropout,
+        closed=program.closed,
+        carry=directly if which is None else partial(task.engine.carry, (which, draws, task.seed)),
+    )
