@@ -147,7 +147,7 @@ def test_a_flow_comes_closer_to_the_clients_posterior_than_its_base():
     }
     run = trained("fedavg", **options)
     task, model = run.task, run.task.program.model
-    noise = torch.randn(4000, 21, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = torch.randn(1000, 21, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     refined = {prior: run.refined(**options, flow_prior=prior) for prior in ("sent", "own")}
     made = {prior: dict(next(personal_models([r.home], range(3)))[0]) for prior, r in refined.items()}
     own = Gaussian(torch.zeros(21).double(), torch.full((21,), 2.0**0.5).double())
