@@ -229,15 +229,17 @@ def table_1() -> Printed:
             there[f"{row} {name}"] = figure
             metrics[f"{row} {name}"] = f"measured.{word}{name}"
             if row == "Ours":
-                metrics |= {f"Ours {word} {name}": f"measured.{word} {name}" for word in ("pf2", "pf4")}
+                metrics |= {f"{word} {name}": f"measured.{word} {name}" for word in ("pf2", "pf4")}
     absent = f"absent: {', '.join(ABSENT)} as training sets"
-    return Printed(f"pFedPF, table I: OOD scores ({absent})", [cell(WIDE, "FedAvg", there)], metrics, SCALES, "pfedpf")
+    variants = {row: f", {row}" for row in (*TABLE_1, "pf2", "pf4")}
+    cells = [cell(WIDE, "FedAvg", there)]
+    return Printed(f"pFedPF, table I: OOD scores ({absent})", cells, metrics, SCALES, "pfedpf", variants)
 
 
 def table_2() -> Printed:
     """Table II: accuracy, NLL and ECE of personal models, before and after refinement."""
     names = [f"{word}{name}" for name in ("accuracy", "nll", "ece") for word in WORDS]
-    names += ["train seconds", "la seconds", "pf seconds"]
+    names += ["train seconds", *(f"{word} seconds" for word in REFINEMENTS if word)]
     return _table("table II: accuracy and calibration of personal models", names)
 
 
@@ -261,12 +263,14 @@ def table_4() -> Printed:
             metrics |= {f"{row} {label} {m}": f"measured.{word}{label} {m}" for m in ("auroc", "fpr95")}
         there |= {f"{row} {name}": figure for name, figure in TABLE_4[row].items()}
     cells = [cell(data, "FedAvg", there if data == "CIFAR10" else {}) for data in ABLATED]
-    return Printed("pFedPF, table IV: the length of the flow", cells, metrics, SCALES, "pfedpf")
+    variants = {row: "" if row == "FedAvg" else f"-{row}" for row in words}
+    return Printed("pFedPF, table IV: the length of the flow", cells, metrics, SCALES, "pfedpf", variants)
 
 
 def _table(title: str, names: list[str]) -> Printed:
     cells = [cell(data, method, published(data, method)) for data in DATA for method in METHODS]
-    return Printed(f"pFedPF, {title}", cells, {name: f"measured.{name}" for name in names}, SCALES, "pfedpf")
+    metrics, variants = {name: f"measured.{name}" for name in names}, {word: f"-{word}" for word in REFINEMENTS if word}
+    return Printed(f"pFedPF, {title}", cells, metrics, SCALES, "pfedpf", variants)
 
 
 def tables() -> dict[str, Callable[[], Printed]]:
