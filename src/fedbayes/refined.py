@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbayes.clients.client import Client
 from fedbayes.clients.laplace import CLASSIFIER, PRIORS, Laplace, standard, with_laplace
-from fedbayes.clients.refine import Flow, grafted, refine
+from fedbayes.clients.refine import FLOW_PRIORS, Flow, grafted, refine
 from fedbayes.clients.trajectory import with_swag
 from fedbayes.composition import Method, Setting, check_options
 from fedbayes.curvature import STRUCTURES, check_curvature
@@ -48,6 +48,7 @@ class Refinement:
     flow_batch: int = 128
     flow_draws: int = 4
     flow_lr: float = 1e-3
+    flow_prior: str = "sent"
     walk_epochs: int = 5
     walk_lr: float = 0.01
 
@@ -59,6 +60,7 @@ class Refinement:
             "hessian": STRUCTURES,
             "prior_of": PRIORS,
             "laplace": WHEN,
+            "flow_prior": FLOW_PRIORS,
             "after": {"received": None, "trained": None},
         }
         for name, table in tables.items():
@@ -77,8 +79,9 @@ def refined(base: Method, **options: Any) -> Method:
     is "kron", "diag" or "full"; `prior_of` "evidence", "fixed" (`prior_precision`) or "broadcast". Of a network of
     points whose classifier is shared, clients' posteriors are pooled by moment matching (eq. 15): `laplace` = "end",
     when personal models are made, or "every" round. `after` "trained": the client first trains once more.
-    `flow_*`: length of the chain, passes, rows and draws in a step, and Adam's learning rate. `posterior` "swag":
-    the pooled posteriors are moments of `walk_epochs` more passes of the classifier at `walk_lr`.
+    `flow_*`: length of the chain, passes, rows and draws in a step, Adam's learning rate, and `flow_prior`, the
+    prior: "sent", or "own", with which a client's rows count once. `posterior` "swag": the pooled posteriors are
+    moments of `walk_epochs` more passes of the classifier at `walk_lr`.
     """
     asked = Refinement(**{**options, "classifier": tuple(options.get("classifier", (HEAD,)))})
     asked.check()
@@ -108,7 +111,7 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
     group = group_of(model, model.module, asked.classifier, x)
     check_curvature(group, asked.hessian)
     laplace = Laplace(group, asked.hessian, asked.prior_of)
-    flow = Flow(asked.flow_length, asked.flow_epochs, asked.flow_batch, asked.flow_draws)
+    flow = Flow(asked.flow_length, asked.flow_epochs, asked.flow_batch, asked.flow_draws, asked.flow_prior)
     inner = tuned if asked.after == "trained" else received
     sent = program.initial[group.part]
     shared = sent.layout is not None and set(group.layout.names) <= set(sent.layout.names)
@@ -122,6 +125,8 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
         plain=plain,
     )
     pooled = isinstance(sent, Point) and shared
+    if asked.flow_prior == "own" and not isinstance(sent, Point):
+        raise InputError('flow_prior: "own" is for a network of points; a normal over its weights is its own prior')
     if asked.prior_of == "broadcast" and not (pooled and asked.laplace == "every"):
         raise InputError('prior_of: "broadcast" needs a posterior that is sent each round; set laplace = "every"')
     if not pooled:

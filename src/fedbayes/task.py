@@ -97,7 +97,8 @@ class Task:
 
     def take_notes(self) -> list[str]:
         """What its engines have to say since they were last asked."""
-        return [note for engine in (self.engine, self.server) if engine is not None for note in engine.take_notes()]
+        engines = [engine for engine in (self.engine, self.server, self.personal) if engine is not None]
+        return [note for engine in engines for note in engine.take_notes()]
 
     def done(self, progress: Progress) -> bool:
         return progress.stopped or progress.state.round >= self.rounds

@@ -420,6 +420,21 @@ class TestOnACudaDevice:
         for part, q in runs[1].parts.items():
             torch.testing.assert_close(runs[0].parts[part].mean.cpu(), q.mean, rtol=1e-6, atol=1e-6)
 
+    def test_flows_at_home_are_captured_and_agree_in_law(self) -> None:
+        """Steps that are too few to be compiled: other noise moves a prediction by .04, the lack of a flow by .12."""
+        flow = {"refine": "flow", "flow_epochs": 150, "flow_lr": 0.02, "flow_batch": 8, "flow_draws": 8}
+        made = fb.methods.method_named("fedavg", {**flow, "batch": 5, "epochs": 2, "test_draws": 2000})
+        runs = []
+        for device, compile, engine in (("cuda", "graph", "stacked"), ("cpu", "off", "loop")):
+            torch.manual_seed(3)
+            options = {"device": device, "compile": compile, "engine": engine}
+            runs.append(fit(NETWORKS["mlp"]().double(), sites(UNEQUAL), method=made, rounds=2, seed=4, **options))
+        x = runs[0].task.clients.data.x[:40]
+        there, here = (run.personal(1).as_run.predict(x).probs.cpu() for run in runs)
+        assert not runs[0].task.take_notes()
+        without = runs[1].refined("laplace").personal(1).as_run.predict(x).probs
+        assert (there - here).abs().max() < 0.07 < (without - here).abs().max()
+
     def test_steps_of_unequal_clients_with_a_state_of_their_own_are_captured(self) -> None:
         made = self.run("bpfed", "cuda", "graph", rounds=2, engine="stacked")
         assert not notes_of(made)

@@ -80,6 +80,14 @@ def test_rows_stand_beside_the_published_figures(trained):
     assert set(curves_of(printed(), trained, "paper", printed().cells)) == {"FedAvg", "FedUAB"}
 
 
+def test_variants_of_a_run_are_rows_of_their_own(trained):
+    metrics = {"nll": "test.nll", "twice nll": "measured.double"}
+    table = printed()._replace(metrics=metrics, variants={"twice": "-twice"})
+    rows = rows_of("made-1", table, trained, "paper")
+    assert [(r["row"], r["metric"]) for r in rows] == [("FedAvg", "nll"), ("FedUAB", "nll"), ("FedUAB-twice", "nll")]
+    assert "| FedUAB-twice |" in cells_page.markdown(table, rows)
+
+
 def test_words_choose_cells_by_group_row_and_column():
     made = PRINTED["feduab-7"]().cells
     assert {(c.group, c.row) for c in chosen(made, ["mnist", "FedUAB-5", "FedAvg"])} == {

@@ -30,6 +30,14 @@ class Flow(NamedTuple):
     epochs: int = 20
     batch: int = 128
     draws: int = 4
+    prior: str = "sent"
+
+
+# What the client's likelihood is multiplied with where the base was sent: name -> what it is.
+FLOW_PRIORS = {
+    "sent": "the base: what the server sent, in which the client's rows count already",
+    "own": "the prior of the client's Laplace posterior: the product is its own posterior, each row counted once",
+}
 
 
 class Looking(NamedTuple):
@@ -61,7 +69,8 @@ def refine(
 
     The base is, of these, what there is: the posterior that the server sent (`classifier`); the classifier's share of
     a Gaussian over the network; Laplace's at the client's weights. A chain of radial flows then takes it towards
-    likelihood * prior  by reverse KL (eqs. 9, 10), the prior being the base itself, or Laplace's own in the last case.
+    likelihood * prior  by reverse KL (eqs. 9, 10), the prior being the base itself, or Laplace's own in the last case
+    and where `flow.prior` is "own".
     Without `flow` the base predicts, a Gaussian after one Newton step. `target` [1, ...] is shaped as a target, `rows`
     is the most that a client has. Scalar option: `flow_lr`, which falls by a cosine.
     """
@@ -86,16 +95,16 @@ def refine(
         """The base, and the prior that the client's likelihood is multiplied with."""
         parts = whole(state.inner, info).parts
         q = parts[group.part]
-        if CLASSIFIER in info.broadcast:
-            sent = info.broadcast[CLASSIFIER]
-            return sent, sent
         mean = group.of(means(group, parts))
+        sent = info.broadcast.get(CLASSIFIER)
+        if sent is not None and (flow is None or flow.prior == "sent" or laplace.prior == "broadcast"):
+            return sent, sent
         if isinstance(q, Gaussian):
             share = Gaussian(mean, group.of({group.part: q.scale}), group.layout)
             return share, share
         precision = laplace.prior_of(state.sums, mean, info).to(mean.dtype)
         prior = Gaussian(torch.zeros_like(mean), precision.rsqrt().expand_as(mean), group.layout)
-        return laplace.fit(state.sums, mean, info), prior
+        return laplace.fit(state.sums, mean, info) if sent is None else sent, prior
 
     def begin(state: Looking, info: Info) -> Flowing:
         assert flow is not None

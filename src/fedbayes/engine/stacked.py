@@ -18,7 +18,7 @@ from fedbayes.clients.client import Batch, Info, Own, Upload
 from fedbayes.engine.batches import Schedule, schedule, steps_in_epoch
 from fedbayes.engine.loop import Loop, OwnState, Store
 from fedbayes.engine.outcomes import Seat, merge, outcomes
-from fedbayes.engine.steps import BY_HAND, MODES, Clients, Steps, Table, Work
+from fedbayes.engine.steps import BY_HAND, CAPTURED, MODES, Clients, Steps, Table, Work
 from fedbayes.engine.workers import share, side_by_side, threads
 from fedbayes.federation import Order, Outcome, Program
 from fedbayes.noise import Tape, address, normals, seeded
@@ -107,12 +107,13 @@ class Stacked:
     def beside(self, program: Program, seed: int, store: Store | None = None, *, often: bool = False) -> Stacked:
         """An engine for another program on this or other data, with noise of its own.
 
-        What is compiled is shared where the steps are the same; others run eagerly, for they are few, unless they are
-        run as `often` as those of the clients.
+        What is compiled is shared where the steps are the same. Others are too few to be compiled, unless they are run
+        as `often` as those of the clients; beside a graph they are captured as they are.
         """
         known = {id(phase.step) for phase in self.program.client.phases}
         same = all(id(phase.step) in known for phase in program.client.phases)
-        mode = self.steps.mode if often and self.steps.mode in MODES else "eager"
+        few = CAPTURED if self.steps.mode == "graph" else "eager"
+        mode = self.steps.mode if often and self.steps.mode in MODES else few
         steps, there = self.steps if same else Steps(mode), store or self.store
         return Stacked(program, there, seed=seed, chunk=self.chunk, steps=steps, workers=self.workers)
 

@@ -86,6 +86,8 @@ def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[...,
 
 MODES = ("graph", "compiled", "eager")  # from the fastest down; each falls back on the next
 ROWWISE = "rowwise"  # code of our own for steps on single rows, see rowwise.py; falls back on eager
+CAPTURED = "captured"  # eager steps as a CUDA graph, for those too few to be compiled; falls back on eager
+FEWEST = 100  # steps of a phase that are worth a capture, which costs some eighty
 BY_HAND = "by hand"  # a backward pass of our own for chains of linear maps, see dense.py; falls back on eager
 
 
@@ -110,13 +112,13 @@ class Steps:
                 if self.mode == BY_HAND and work.phase.dense is not None:
                     return dense.run(work.phase, *work.table, store.x, store.y, work.info, state)
                 with stacked(work.together.size > 1 and self.mode in ("graph", "compiled")):
-                    return self._replay(work, state) if self.mode == "graph" else self._run(work, state)
+                    return self._replay(work, state) if self._captures(work) else self._run(work, state)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 if self.mode == "eager":
                     raise
-                lower = "eager" if self.mode in (ROWWISE, BY_HAND) else MODES[MODES.index(self.mode) + 1]
+                lower = MODES[MODES.index(self.mode) + 1] if self.mode in MODES else "eager"
                 self.notes.append(f"steps run {lower} instead of {self.mode}: {_first_words(error)}")
                 self.mode = lower
                 self._made.clear()
@@ -136,6 +138,9 @@ class Steps:
             self.notes.append(f"evaluation runs without a graph: {_first_words(error)}")
             return f(inputs)
 
+    def _captures(self, work: Work) -> bool:
+        return self.mode == "graph" or (self.mode == CAPTURED and len(work.table.rows) >= FEWEST)
+
     def _run(self, work: Work, state: Any) -> Any:
         x, y = work.store.x, work.store.y
         if x.device.type == "cuda":
@@ -152,7 +157,7 @@ class Steps:
 
     def _step(self, work: Work) -> Callable[..., Any]:
         masked = work.table.live is not None
-        if self.mode in ("eager", ROWWISE, BY_HAND):
+        if self.mode in ("eager", ROWWISE, BY_HAND, CAPTURED):
             return stacked_step(work.phase, work.together, masked)
         key = (id(work.phase.step), work.together, masked)
         if key not in self._made:

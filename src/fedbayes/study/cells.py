@@ -45,6 +45,7 @@ class Printed(NamedTuple):
     metrics: Mapping[str, str]  # name -> path in the file: test.accuracy, personal.clients_nll, measured.nll_50
     scales: Mapping[str, Callable[[Experiment], Experiment]]
     family: str  # tables of one family share their files
+    variants: Mapping[str, str] = {}  # first words of metrics that are rows of their own -> what follows the row's name
 
 
 Say = Callable[[str], None]
@@ -214,8 +215,16 @@ def rows_of(name: str, printed: Printed, output: Path, scale: str) -> list[dict[
         for metric, path in printed.metrics.items():
             values = [v for v in (_at(content, path) for content in files) if v is not None]
             if values:
-                rows.append(_row(name, cell, metric, path, values, files))
+                rows.append(_as_variant(printed, _row(name, cell, metric, path, values, files)))
     return rows
+
+
+def _as_variant(printed: Printed, row: dict[str, Any]) -> dict[str, Any]:
+    """`FedAvg` with the metric `pf nll` as `FedAvg-pf` with `nll`, where the table has such rows."""
+    word, _, rest = row["metric"].partition(" ")
+    if word not in printed.variants:
+        return row
+    return {**row, "row": row["row"] + printed.variants[word], "metric": rest}
 
 
 def _row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def span(values: Sequence[int]) -> str:
 
 def heading(group: str, metric: str, block: Sequence[Mapping[str, Any]]) -> str:
     """What a block shows: `MNIST: NLL, 50 draws (2000 rounds)`."""
-    words = [word.upper() if word in CAPITALS else word for word in metric.split("_")]
+    words = [word.upper() if word in CAPITALS else word for word in re.split("[_ ]", metric)]
     name = f"{words[0]}, {words[1]} draws" if len(words) == 2 and words[1].isdigit() else " ".join(words)
     rounds = span(sorted({row["rounds"] for row in block}))
     return f"{f'{group}: ' if group else ''}{name} ({rounds} round{'' if rounds == '1' else 's'})"
