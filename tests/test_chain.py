@@ -253,3 +253,18 @@ def test_inputs_are_augmented_as_for_autograd(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(hand.posterior.mean, without.posterior.mean, rtol=1e-9, atol=1e-9)
     plain = run("loop", "classes", "fedavg", {})
     assert not torch.allclose(hand.posterior.mean, plain.posterior.mean)
+
+
+def test_a_step_that_is_compiled_leaves_its_gradient_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = run("loop", "classes", "fedavg", {})
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("it was traced by hand")
+
+    monkeypatch.setattr(point, "by_hand", lambda model: refuse)
+    monkeypatch.setattr(torch._inductor, "compile", lambda traced, inputs: traced)
+    monkeypatch.setattr(choice, "TINY", 0)
+    compiled = run("auto", "classes", "fedavg", {}, compile="on")
+    assert compiled.task.engine.chunk == 1
+    assert all("notes" not in record for record in compiled.journal)
+    torch.testing.assert_close(compiled.posterior.mean, hand.posterior.mean, rtol=1e-9, atol=1e-9)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbayes.chain import by_hand
 from fedbayes.clients.client import Batch, Client, Info, Known, Learner, Own, Phase, Upload, falling_rate
 from fedbayes.clients.known import dense, rowwise
-from fedbayes.convolution import alone
+from fedbayes.convolution import alone, traced
 from fedbayes.gradient import gradients
 from fedbayes.model import Model
 from fedbayes.noise import Tape
@@ -56,7 +56,7 @@ def point(
         return gradients(of_input, {"x": b.x})[0]["x"]
 
     def descent(state: Learner, b: Batch, tape: Tape) -> tuple[dict[str, Tensor], Any]:
-        if hand is None or not alone() or b.x.device.type != "cpu":
+        if hand is None or traced() or not alone() or b.x.device.type != "cpu":
             return gradients(loss, state.vectors, state.static, b, tape)
         ((part, vector),) = state.vectors.items()
         nll, slope = hand(vector, model.augmented(b.x, tape), b.y, b.mask)
