@@ -14,6 +14,7 @@ from torch.func import functional_call
 import fedbayes as fb
 from fedbayes.chain import by_hand
 from fedbayes.clients import point
+from fedbayes.convolution import traced
 from fedbayes.data import from_clients
 from fedbayes.engine import choice
 from fedbayes.engine.choice import quick_cpu
@@ -258,11 +259,18 @@ def test_inputs_are_augmented_as_for_autograd(monkeypatch: pytest.MonkeyPatch) -
 def test_a_step_that_is_compiled_leaves_its_gradient_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     hand = run("loop", "classes", "fedavg", {})
 
-    def refuse(*args: Any) -> Any:
-        raise AssertionError("it was traced by hand")
+    def watched(model: Model) -> Any:
+        gradient = by_hand(model)
+        assert gradient is not None
 
-    monkeypatch.setattr(point, "by_hand", lambda model: refuse)
-    monkeypatch.setattr(torch._inductor, "compile", lambda traced, inputs: traced)
+        def own(*args: Any) -> Any:
+            assert not traced()
+            return gradient(*args)
+
+        return own
+
+    monkeypatch.setattr(point, "by_hand", watched)
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs: graph)
     monkeypatch.setattr(choice, "TINY", 0)
     compiled = run("auto", "classes", "fedavg", {}, compile="on")
     assert compiled.task.engine.chunk == 1
