@@ -132,6 +132,43 @@ def test_loop_and_stacked_agree_to_rounding(network: str, method: str, sizes: li
     assert loop.journal[0]["train"] == pytest.approx(stacked.journal[0]["train"], rel=1e-6)
 
 
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are traced as compilation does it, and the graph of their operations is run as it is."""
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs: graph)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_traced_step_is_the_step(method: str, without_kernels: None) -> None:
+    eager, traced = (one_round("batchnorm, dropout", method, "stacked", UNEQUAL, compile=how) for how in ("off", "on"))
+    assert traced.journal[0].get("notes") is None, "compilation fell back"
+    same(eager, traced, 1e-9)
+
+
+class WithConstants(nn.Module):
+    """A frozen layer, a tensor that is no buffer, and one that is made anew at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.last = nn.Linear(6, 3)
+        self.scale = torch.linspace(0.5, 1, 6, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.frozen(x).tanh() * self.scale + torch.tensor(2.0, dtype=x.dtype))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feduab"])
+def test_what_is_no_input_of_a_step_is_a_constant_of_the_program(method: str, without_kernels: None) -> None:
+    runs = []
+    for how in ("off", "on"):
+        torch.manual_seed(3)
+        network = WithConstants().double()
+        runs.append(fit(network, sites(UNEQUAL), method=method, rounds=2, seed=4, engine="stacked", compile=how))
+    assert not notes_of(runs[1])
+    same(*runs, 1e-9)
+
+
 def test_the_choice_of_chunks_changes_nothing() -> None:
     torch.manual_seed(3)
     network = NETWORKS["mlp"]().double()
