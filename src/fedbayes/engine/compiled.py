@@ -42,7 +42,7 @@ class Compiled:
             found: list[Any] = []
             with torch.no_grad():
                 # Two inputs that are one tensor now, as at a round's start, may be two at the next call.
-                apart = [torch.empty_like(t) for t in inputs]
+                apart: list[Any] = [torch.empty_like(t) for t in inputs]
                 # Frozen weights and a network's own constants are no inputs: they become constants of the program.
                 traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
                 self._made[key] = torch._inductor.compile(traced, apart), found[-1]
