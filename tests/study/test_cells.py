@@ -117,6 +117,12 @@ def test_a_table_that_was_never_run_or_is_unknown_says_so(tmp_path):
         run_published("feduab-6", tmp_path, seeds="one")
 
 
+@pytest.mark.parametrize(("option", "name"), [({"changes": {"rounds": 3}}, "rounds"), ({"seeds": "0..2"}, "seeds")])
+def test_a_table_of_folds_refuses_what_it_would_not_heed(tmp_path, option, name):
+    with pytest.raises(InputError, match=f"{name}: fedag-2 is of all folds"):
+        run_published("fedag-2", tmp_path, **option)
+
+
 def test_every_table_has_a_title_and_its_experiments_can_be_read_back():
     assert set(PRINTED) < set(TABLES)
     for make in PRINTED.values():

@@ -41,7 +41,10 @@ def run_published(
     if name not in TABLES:
         raise unknown("table", name, TABLES)
     if name in tables.TABLES:
-        device = (changes or {}).get("device", "cpu")
+        asked = {**dict(changes or {}), **({} if seeds == "0" else {"seeds": seeds})}
+        device = asked.pop("device", "cpu")
+        if asked:
+            raise InputError(f"{next(iter(asked))}: {name} is of all folds of its sets in one setting; leave it out")
         made = tables.run_table(name, output, only=only, scale=scale, device=device, say=say)
         return tables.page(tables.TABLES[name], made)
     printed = PRINTED[name]()
