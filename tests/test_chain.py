@@ -14,12 +14,12 @@ from torch.func import functional_call
 import fedbayes as fb
 from fedbayes.chain import by_hand
 from fedbayes.clients import point
-from fedbayes.convolution import traced
 from fedbayes.data import from_clients
 from fedbayes.engine import choice
 from fedbayes.engine.choice import quick_cpu
 from fedbayes.methods import method_named
 from fedbayes.model import Likelihood, Model, bernoulli, categorical, mean_variance, normal
+from fedbayes.tracing import traced
 from fedbayes.training import fit
 
 SCALE = 0.3

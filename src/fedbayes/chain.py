@@ -48,11 +48,7 @@ def by_hand(model: Model) -> Gradient | None:
     """
     chain = list(layers(model.module))
     own = [p for layer in chain for p in layer.parameters()]
-    # Each weight is used once, and they lie in the vector in the order of the chain.
-    ordered = [id(p) for p in model.module.parameters()] == [id(p) for p in own]
-    whole = [layout.size for layout in model.layouts.values()] == [sum(p.numel() for p in own)]
-    known = model.likelihood.scale is not None or model.likelihood.log_prob is log_prob_of_classes
-    if not (_is_chain(chain) and ordered and whole and known) or model.bfloat16 or hooked(model.module):
+    if not (_is_chain(chain) and is_of(model, own)):
         return None
     links, scale = list(_links(chain)), model.likelihood.scale
 
@@ -102,9 +98,14 @@ def layers(module: nn.Module) -> Iterator[nn.Module]:
         yield module
 
 
-def hooked(module: nn.Module) -> bool:
-    """Whether a call of it does more than its layers' own."""
-    return any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())
+def is_of(model: Model, own: list[nn.Parameter]) -> bool:
+    """Whether the model is these weights alone, each used once and in the vector's order, under a likelihood whose
+    slope is known, and a call of it does no more than its layers' own."""
+    ordered = [id(p) for p in model.module.parameters()] == [id(p) for p in own]
+    whole = [layout.size for layout in model.layouts.values()] == [sum(p.numel() for p in own)]
+    known = model.likelihood.scale is not None or model.likelihood.log_prob is log_prob_of_classes
+    hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.module.modules())
+    return ordered and whole and known and not hooked and not model.bfloat16
 
 
 def _is_chain(chain: list[nn.Module]) -> bool:

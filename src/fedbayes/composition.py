@@ -150,7 +150,8 @@ def _each(name: str, value: Any) -> list[tuple[str, Any]]:
     return [(name, v) for v in value.values()] if isinstance(value, Mapping) else [(name, value)]
 
 
-def model_of(setting: Setting, points: list[str] | None) -> Model:
+def model_of(setting: Setting, points: list[str] | None, name: str = "") -> Model:
+    """The setting's network, in two parts where some weights are points; its parts under a name of their own."""
     parts = None if points is None else {"points": points, "model": ["*"]}
     return Model.of(
         setting.network,
@@ -161,6 +162,7 @@ def model_of(setting: Setting, points: list[str] | None) -> Model:
         units=setting.units,
         bfloat16=setting.bfloat16,
         augment=setting.augment,
+        name=name,
     )
 
 

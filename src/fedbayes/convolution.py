@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from fedbayes.tracing import alone
 
 PIECE = 8192  # positions of a product whose gradient is one more product
 FEW = 4  # input channels that channels-last kernels of a CPU are slow for
@@ -25,16 +26,6 @@ def stacked(yes: bool = True) -> Iterator[None]:
         yield
     finally:
         _STACKED = before
-
-
-def alone() -> bool:
-    """Whether nothing is stacked."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
-
-
-def traced() -> bool:
-    """Whether operations are written down for a compiler, instead of being done."""
-    return torch.compiler.is_compiling() or get_proxy_mode() is not None
 
 
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:

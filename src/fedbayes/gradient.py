@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from fedbayes.tracing import alone
+
 Vectors = dict[str, Tensor]
 
 
@@ -17,7 +19,7 @@ def gradients(loss: Callable[..., tuple[Tensor, Any]], vectors: Vectors, *rest: 
 
     Plain autograd where nothing is traced or stacked: it does with a fraction of func.grad's overhead.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if not alone():
         return grad(loss, has_aux=True)(vectors, *rest)
     with torch.enable_grad():
         leaves = {name: v.detach().requires_grad_() for name, v in vectors.items()}

@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbayes.convolution import alone, conv2d
+from fedbayes.convolution import conv2d
 from fedbayes.layout import Layout, matches
 from fedbayes.noise import Tape
 from fedbayes.posterior import LOG_2PI
 from fedbayes.takeover import Handler, Takeover, batch_norm, training_handlers
+from fedbayes.tracing import alone
 from fedbayes.twins import call, twin
 
 Weights = Mapping[str, Tensor]

@@ -104,16 +104,21 @@ class Phase(NamedTuple):
     begin: Callable[[State, Info], State] | None = None
 
     @property
+    def form(self) -> Known:
+        """What is known of this very step."""
+        return self.known if self.known is not None and self.known.step is self.step else Known(self.step)
+
+    @property
     def rowwise(self) -> Rowwise | None:
-        return self.known.rowwise if self.known is not None and self.known.step is self.step else None
+        return self.form.rowwise
 
     @property
     def dense(self) -> Dense | None:
-        return self.known.dense if self.known is not None and self.known.step is self.step else None
+        return self.form.dense
 
     @property
     def chain(self) -> bool:
-        return self.known is not None and self.known.step is self.step and self.known.chain
+        return self.form.chain
 
 
 class Client(NamedTuple):

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedbayes.chain import hooked, layers
+from fedbayes.chain import is_of, layers
 from fedbayes.clients.client import Dense, Rowwise
-from fedbayes.model import Model, log_prob_of_classes
+from fedbayes.model import Model
 from fedbayes.posterior import LOG_2PI
 
 BETWEEN: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
@@ -24,11 +24,8 @@ def dense(model: Model, momentum: float, pull: tuple[str, ...], clip: bool, fall
     fits = (
         len(chain) % 2 == 1 and all(type(a) is nn.Linear for a in linear) and all(type(b) in BETWEEN for b in between)
     )
-    whole = list(model.layouts) == ["model"] and model.layouts["model"].size == sum(p.numel() for p in _weights(linear))
-    # Each weight is used once, and they lie in the vector in the order of the chain.
-    ordered = [id(p) for p in model.module.parameters()] == [id(p) for p in _weights(linear)]
-    known = model.likelihood.scale is not None or model.likelihood.log_prob is log_prob_of_classes
-    if not (fits and whole and ordered and known) or model.bfloat16 or model.augment or hooked(model.module):
+    own = [p for layer in linear for p in layer.parameters()]
+    if not (fits and is_of(model, own) and "model" in model.layouts) or model.augment:
         return None
 
     def inputs(x: Tensor) -> Tensor:
@@ -50,7 +47,3 @@ def rowwise(form: Dense) -> Rowwise | None:
     constant = math.log(form.scale) + 0.5 * LOG_2PI
     hidden = form.layers[0][1] if form.between else 0
     return Rowwise(hidden, form.scale**-2, constant, form.clip, form.falling)
-
-
-def _weights(chain: list[nn.Module]) -> list[nn.Parameter]:
-    return [p for layer in chain for p in layer.parameters()]

@@ -10,12 +10,12 @@ from torch import Tensor
 from fedbayes.chain import by_hand
 from fedbayes.clients.client import Batch, Client, Info, Known, Learner, Own, Phase, Upload, falling_rate
 from fedbayes.clients.known import dense, rowwise
-from fedbayes.convolution import alone, traced
 from fedbayes.gradient import gradients
 from fedbayes.model import Model
 from fedbayes.noise import Tape
 from fedbayes.optimisers import Optimiser
 from fedbayes.posterior import Parts, Point
+from fedbayes.tracing import alone, traced
 
 
 def point(

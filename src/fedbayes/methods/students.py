@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -112,16 +113,7 @@ def student_of(setting: Setting, student: str | nn.Module | None) -> Model:
             said = copy.deepcopy(network).eval()(given).shape[-1]
         if said != outputs:
             raise InputError(f"student: it gives {said} outputs for each input, the teacher {outputs}")
-    return Model.of(
-        network,
-        setting.likelihood,
-        frozen=frozen,
-        prepare=setting.prepare,
-        units=setting.units,
-        bfloat16=setting.bfloat16,
-        augment=setting.augment,
-        name=STUDENT,
-    )
+    return model_of(replace(setting, network=network, frozen=frozen), None, STUDENT)
 
 
 def points_of(model: Model) -> Parts:
