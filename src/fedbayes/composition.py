@@ -122,6 +122,7 @@ CHOICES: dict[str, Collection[str]] = {
     "server": OPTIMISERS,
     "rule": RULES,
     "lr_within": WITHIN,
+    "student_lr_within": WITHIN,
     "fit": FITS,
     "covariance": ("diagonal", "low_rank"),
     "pooled": [name for name, rule in RULES.items() if Gaussian in rule.takes and not rule.needs_reference],

@@ -132,6 +132,20 @@ def test_burn_in_and_thinning_say_how_often_each_network_steps(epochs, burn_in, 
         assert float(last.student.steps) == 4 * (epochs - burn_in) // thin
 
 
+@pytest.mark.parametrize(("teacher", "student"), [("steps", "constant"), ("constant", "steps")])
+def test_teacher_and_student_have_schedules_of_their_own(teacher, student):
+    """A rate that is as good as gone after the first epoch leaves its network where that epoch ended."""
+    rates = {"lr_within": teacher, "student_lr_within": student, "lr_drop": 1e-30}
+    method = fedppd(epochs=2, batch=5, temperature=0.0, schedule="epochs", upload="last", **rates)
+    first, *_, last = list(_chain(prepare(_net(), _clients((20,)), method=method, engine="loop")))[1::2]
+    for kind, before, after in (
+        (teacher, first.teacher, last.teacher),
+        (student, first.student, last.student),
+    ):
+        moved = sum((after.vectors[part] - before.vectors[part]).abs().max() for part in after.vectors)
+        assert moved < 1e-6 if kind == "steps" else moved > 1e-4
+
+
 def test_a_student_that_would_never_learn_is_refused():
     with pytest.raises(InputError, match="multiple of thin"):
         fedppd(epochs=3, burn_in=3)

@@ -97,7 +97,7 @@ METHODS = {
         "upload": "last",
         "teacher_dropout": True,
     },
-    "fedppd, sghmc": {"sampler": "sghmc", "burn_in": 1, "lr_within": "steps"},
+    "fedppd, sghmc": {"sampler": "sghmc", "burn_in": 1, "lr_within": "steps", "student_lr_within": "falling"},
     "fedppd, psgld": {"sampler": "psgld", "thin": 2, "lr": 0.001, "lr_within": "polynomial", "momentum": 0.5},
 }
 

@@ -52,6 +52,7 @@ def langevin(
     upload: str = "map",
     cooling: str = "constant",
     within: str = "constant",
+    student_within: str = "constant",
     dropout: bool = False,
 ) -> Client:
     """Bayesian dark knowledge (Korattikara et al., 2015) on a client, as in FedPPD's supplement, algorithm 1.
@@ -62,11 +63,11 @@ def langevin(
     student's epoch against the last draw follows each `thin` epochs of the teacher. `upload` "map": of the draws at
     the ends of epochs the one of highest density on all of the client's rows is sent, which costs a forward pass over
     them each; "last": the last one. `dropout`: the teacher's stays on while it teaches. Scalar options: `lr`,
-    `student_lr`, `temperature`, `weight_decay`, `input_noise`, and `lr_drop`, `lr_drop_every` of `within` "steps".
+    `student_lr`, `temperature`, `weight_decay`, `input_noise`, and `lr_drop`, `lr_drop_every` of "steps".
     """
     lessons = (epochs - burn_in) // thin
     draw = _draw(teacher, sampler, Rate("lr", within, epochs), cooling)
-    teach = _teach(teacher, student, optimiser, Rate("student_lr", within, lessons), dropout)
+    teach = _teach(teacher, student, optimiser, Rate("student_lr", student_within, lessons), dropout)
 
     def both(state: State, batches: tuple[Batch, ...], tape: Tape, info: Info) -> State:
         for b in batches[:-1]:

@@ -186,10 +186,10 @@ RECIPES: dict[str, Recipe] = {
     "aggregation-dirichlet-5-pretrained": Recipe(10, dirichlet(5.0, server=0.1)),
     "fedag": Recipe(10, iid()),
     "pfedpf": Recipe(20, main_classes(2, 0.2, volume=1500), test_per_client=500),
-    # FedPPD: "at most 2 major classes"; how much the others hold is not said, so the fifth that pFedPF uses.
-    "fedppd-mnist": Recipe(10, main_classes(2, 0.2, volume=420, server=10_000)),
-    "fedppd-cifar10": Recipe(10, main_classes(2, 0.2, volume=2000, server=10_000)),
-    "fedppd-cifar100": Recipe(10, main_classes(20, 0.2, volume=2000, server=10_000)),
+    # FedPPD: "at most 2 major classes", and by its code 10 rows of every class (CIFAR-100: 2) beside them.
+    "fedppd-mnist": Recipe(10, main_classes(2, 0.24, volume=420, server=10_000)),
+    "fedppd-cifar10": Recipe(10, main_classes(2, 0.05, volume=2100, server=10_000)),
+    "fedppd-cifar100": Recipe(10, main_classes(20, 0.09, volume=2200, server=10_000)),
     "fedppd-iid": Recipe(10, iid(volume=4000, server=10_000)),
-    "fedppd-active": Recipe(10, main_classes(2, 0.2, volume=3600)),  # 400 labelled and a pool of 3200.
+    "fedppd-active": Recipe(10, main_classes(2, 0.05, volume=3600)),  # 400 labelled and a pool of 3200.
 }

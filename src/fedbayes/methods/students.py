@@ -47,6 +47,7 @@ def fedppd(
     lr_decay: float = 1.0,
     lr_silent: int = 0,
     lr_within: str = "constant",
+    student_lr_within: str = "constant",
     lr_drop: float = 0.85,
     lr_drop_every: int = 1,
     weighting: str = "size",
@@ -55,7 +56,7 @@ def fedppd(
 
     `student` is a network, or the name of one; by default it is built as the teacher is. `temperature` 1 is the
     posterior: theta -= lr / 2 grad U + N(0, T lr / n). As published: `temperature` 4 with `cooling` "1/n", `schedule`
-    "epochs", `upload` "last", `teacher_dropout`. `friction` is of sampler "sghmc", `memory` of "psgld", `momentum` of
+    "epochs", `upload` "last", `lr_within` "steps". `friction` is of sampler "sghmc", `memory` of "psgld", `momentum` of
     the student's SGD. `burn_in` are epochs of a round before the student learns, from every `thin`-th draw.
     """
     options = dict(locals())
@@ -78,6 +79,7 @@ def teacher_and_student(setting: Setting, options: Mapping[str, Any]) -> tuple[P
         optimiser=optimiser_named("sgd", options["momentum"]),
         **{name: options[name] for name in names},
         within=options["lr_within"],
+        student_within=options["student_lr_within"],
         dropout=options["teacher_dropout"],
     )
 
