@@ -192,7 +192,7 @@ def _one_client(work: Work, state: Any) -> Any:
 class Graph:
     """The steps of a phase captured once and replayed: inputs are copied into fixed buffers, noise is drawn inside."""
 
-    UNROLL = 20  # steps of one replay; rows and noise of all of them are gathered and drawn at once
+    UNROLL = 20  # steps of one replay at most; rows and noise of all of them are gathered and drawn at once
 
     def __init__(self, step: Callable[..., Any], work: Work, state: Any) -> None:
         device = work.store.x.device
@@ -211,7 +211,9 @@ class Graph:
             _copy(self.state, now)
             self.at += times
 
-        lengths = {1, min(self.UNROLL, len(work.table.rows))}
+        self.steps = len(work.table.rows)
+        self.many = self.steps // -(-self.steps // self.UNROLL)
+        lengths = {self.many, 1} if self.steps % self.many else {self.many}
 
         def warm_up() -> None:
             # As each will be captured: a step that compiles anew within a capture spoils it.
@@ -232,10 +234,9 @@ class Graph:
         _copy((self.state, self.info, self.table), (state, work.info, work.table))
         self.at.zero_()
         torch.cuda.manual_seed(work.seed)  # after the capture, so that a resumed run draws the same
-        many, steps = max(self.graphs), len(work.table.rows)
-        for _ in range(steps // many):
-            self.graphs[many].replay()
-        for _ in range(steps % many):
+        for _ in range(self.steps // self.many):
+            self.graphs[self.many].replay()
+        for _ in range(self.steps % self.many):
             self.graphs[1].replay()
         return tree_map(torch.clone, self.state)
 

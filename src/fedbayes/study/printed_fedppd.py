@@ -29,7 +29,7 @@ from fedbayes.study.experiment import Experiment
 from fedbayes.trained import Run
 
 SERVER_ROWS = 10_000
-MAIN = {"main": 2, "p": 0.05, "volume": 2100, "server": SERVER_ROWS}  # CIFAR-10's: 10 rows of every class, 2000 of two
+MAIN = {"main": 2, "p": 0.05, "volume": 2080, "server": SERVER_ROWS}  # CIFAR-10's: whole batches
 DATA: dict[str, dict[str, Any]] = {
     "MNIST": {
         "data": "mnist",
