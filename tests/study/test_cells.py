@@ -12,6 +12,7 @@ from fedbayes.study import cells, cells_page, printed_feduab
 from fedbayes.study.cells import Cell, Printed, chosen, curves_of, rows_of, run_cells
 from fedbayes.study.experiment import Experiment
 from fedbayes.study.published import PRINTED, TABLES, run_published
+from fedbayes.study.recording import Recording
 
 BASE = Experiment(data="digits", network="linear", clients=4, rounds=2, cohort=2, options={"lr": 0.1, "epochs": 1})
 
@@ -59,6 +60,30 @@ def test_what_is_there_is_not_trained_again_and_seeds_may_be_added(trained, tmp_
     alone = json.loads((tmp_path / "cells/paper/made-digits-fedavg-iid-r2-s1.json").read_text())
     together = json.loads((trained / "cells/paper/made-digits-fedavg-iid-r2-s1.json").read_text())
     assert alone["test"] == pytest.approx(together["test"], rel=1e-5)
+
+
+def test_a_cell_that_was_cut_goes_on_from_its_checkpoint(trained, tmp_path, monkeypatch):
+    seen, add = [], Recording.add
+
+    def cut_after_the_first_round(self, progress, record):
+        add(self, progress, record)
+        seen.append((self.folder.name[-2:], record["round"]))
+        if seen == [("s0", 1), ("s1", 1)]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recording, "add", cut_after_the_first_round)
+    every = replace(BASE, checkpoint_every=1)
+    first = printed()._replace(cells=[Cell("FedAvg", "IID", replace(every, method="fedavg"), {}, None, "digits")])
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(first, tmp_path, seeds=[0, 1])
+    assert not list((tmp_path / "cells/paper").glob("*.json"))
+    run_cells(first, tmp_path, seeds=[0, 1])
+    assert seen[2:] == [("s0", 2), ("s1", 2)]
+    assert not (tmp_path / "cells/paper/running").exists()
+    for seed in (0, 1):
+        name = f"cells/paper/made-digits-fedavg-iid-r2-s{seed}.json"
+        cut, whole = (json.loads((folder / name).read_text()) for folder in (tmp_path, trained))
+        assert cut["test"] == whole["test"] and cut["curve"] == whole["curve"]
 
 
 def test_rows_stand_beside_the_published_figures(trained):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,12 +17,14 @@ from fedbayes.files import write_atomically
 from fedbayes.posterior import save
 from fedbayes.study.build import build, clients_of, data_of
 from fedbayes.study.experiment import Experiment, table_of
-from fedbayes.study.sweep import program_of
+from fedbayes.study.recording import Recording
+from fedbayes.study.sweep import program_of, record_together
 from fedbayes.study.tables import commit, device_name
-from fedbayes.trained import Memory, Run
-from fedbayes.training import Task, rounds, rounds_together
+from fedbayes.trained import Run
+from fedbayes.training import Task
 
 Measure = Callable[[Run], Mapping[str, float]]
+RUNNING = "running"  # below the cells' folder: run folders of cells that are not done
 CURVE = ("accuracy", "nll", "ece", "rmse")  # scores that a cell keeps of every evaluated round
 
 
@@ -65,7 +67,8 @@ def run_cells(
     """Train the seeds of the chosen cells that have no file yet; those that share a program are trained together.
 
     `changes` are laid over every experiment (device, rounds, ...). `keep` writes each posterior beside
-    its file. Killed, it goes on with the files that are missing.
+    its file. Killed, it goes on with the files that are missing, those that were being trained from their last
+    checkpoints (in the folder `running`).
     """
     if scale not in printed.scales:
         raise unknown("scale", scale, printed.scales)
@@ -109,7 +112,6 @@ def _groups(missing: Mapping[str, tuple[Cell, Experiment]]) -> Iterator[list[str
 
 
 def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: bool, say: Say) -> None:
-    started = time.perf_counter()
     loaded: dict[str, Any] = {}
     tasks: list[Task] = []
     for _, x in members.values():
@@ -118,49 +120,32 @@ def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: b
         tasks.append(build(x, clients=clients_of(x, loaded[key])))
     title = ", ".join(dict.fromkeys(f"{c.group} {c.row} {c.column}".strip() for c, _ in members.values()))
     say(f"{title}: {len(tasks)} runs of {tasks[0].rounds} rounds; {tasks[0].choice}")
-    together = len(tasks) > 1 and all(isinstance(t.engine, Stacked) for t in tasks)
-    alone = (_alone(task, say) for task in tasks)
-    runs = _together(tasks, say) if together and tasks[0].program.server_client is None else alone
-    for name, (cell, x), run in zip(members, members.values(), runs):
-        spent = (time.perf_counter() - started) / len(tasks)
+    whole = all(isinstance(t.engine, Stacked) for t in tasks) and tasks[0].program.server_client is None
+    recordings = [
+        Recording(x, task, folder / RUNNING / Path(name).stem) for (name, (_, x)), task in zip(members.items(), tasks)
+    ]
+    for group in [recordings] if whole else [[one] for one in recordings]:
+        for records in record_together(group):
+            _report(records, tasks[0].rounds, say)
+    for name, (cell, x), recording in zip(members, members.values(), recordings):
+        run = Run(recording.task, recording.progress, recording.records, recording.own)
+        spent = sum(record["seconds"] for record in run.journal)
         content = cell_of(cell, x, run) | {"seconds": round(spent, 1)}
-        folder.mkdir(parents=True, exist_ok=True)
         if keep:
             save((folder / name).with_suffix(".safetensors"), run.parts)
         write_atomically(folder / name, (json.dumps(content) + "\n").encode())
         last = {k: round(v, 4) for k, v in content["test"].items() if k in CURVE}
         say(f"{cell.group} {cell.row} {cell.column} seed {x.seed}: {last}, {spent:.0f} s a run")
+        shutil.rmtree(recording.folder)
+    if not any((folder / RUNNING).iterdir()):
+        (folder / RUNNING).rmdir()
 
 
-def _alone(task: Task, say: Say) -> Run:
-    last, own, journal = task.begin(), Memory(), []
-    for progress, record in rounds(task, last, own):
-        last = progress
-        journal.append(record)
-        _report(record, task.rounds, say)
-    return Run(task, last, journal, own)
-
-
-def _report(record: Mapping[str, Any], rounds: int, say: Say) -> None:
-    for note in record.get("notes", ()):
+def _report(records: Sequence[Mapping[str, Any]], rounds: int, say: Say) -> None:
+    for note in (note for record in records for note in record.get("notes", ())):
         say(f"  {note}")
-    if record["round"] % max(1, rounds // 5) == 0:
-        say(f"  round {record['round']} of {rounds}")
-
-
-def _together(tasks: list[Task], say: Say) -> list[Run]:
-    owns: list[Memory] = [Memory() for _ in tasks]
-    progress = [task.begin() for task in tasks]
-    journals: list[list[dict[str, Any]]] = [[] for _ in tasks]
-    for entries in rounds_together(tasks, progress, owns):
-        for m, entry in enumerate(entries):
-            if entry is not None:
-                progress[m] = entry[0]
-                journals[m].append(entry[1])
-        newest = [entry[1] for entry in entries if entry is not None]
-        notes = [note for record in newest for note in record.get("notes", ())]
-        _report({**newest[0], "notes": notes}, tasks[0].rounds, say)
-    return [Run(*member) for member in zip(tasks, progress, journals, owns)]
+    if records[0]["round"] % max(1, rounds // 5) == 0:
+        say(f"  round {records[0]['round']} of {rounds}")
 
 
 def cell_of(cell: Cell, experiment: Experiment, run: Run) -> dict[str, Any]:

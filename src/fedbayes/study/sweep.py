@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError
+from fedbayes.study import journal
 from fedbayes.study.build import build, clients_of, data_of, options_of_method
 from fedbayes.study.experiment import Experiment, table_of, to_toml, with_settings
 from fedbayes.study.recording import Recording, write_once
@@ -116,21 +117,21 @@ def _together(
     recordings = {name: Recording(members[name], tasks[name], folder / name) for name in members}
     longest = max(recordings.values(), key=lambda r: (r.task.rounds, len(r.records)))
     watch.begun(title, longest.task, longest.records)
-    open_ones = {n: r for n, r in recordings.items() if not r.task.done(r.progress)}
-    if open_ones:
-        steps = rounds_together(
-            [r.task for r in open_ones.values()],
-            [r.progress for r in open_ones.values()],
-            [r.own for r in open_ones.values()],
-        )
-        for entries in steps:
-            for recording, entry in zip(open_ones.values(), entries):
-                if entry is not None:
-                    recording.add(*entry)
-            watch.round(_mean([entry[1] for entry in entries if entry is not None]))
+    for records in record_together(list(recordings.values())):
+        watch.round(_mean(records))
     ended = {name: recording.end() for name, recording in recordings.items()}
     watch.ended(title, all(was_finished for _, was_finished in ended.values()))
     return {name: run for name, (run, _) in ended.items()}
+
+
+def record_together(recordings: Sequence[Recording]) -> Iterator[list[journal.Record]]:
+    """Take runs to their ends as one program, each from where it was left; yields the records of every round."""
+    left = [r for r in recordings if not r.task.done(r.progress)]
+    for entries in rounds_together([r.task for r in left], [r.progress for r in left], [r.own for r in left]):
+        for recording, entry in zip(left, entries):
+            if entry is not None:
+                recording.add(*entry)
+        yield [entry[1] for entry in entries if entry is not None]
 
 
 def _mean(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
