@@ -198,9 +198,9 @@ def rows_of(name: str, printed: Printed, output: Path, scale: str) -> list[dict[
         most = max(content["rounds"] for content in found)
         files = [content for content in found if content["rounds"] == most]
         for metric, path in printed.metrics.items():
-            values = [v for v in (_at(content, path) for content in files) if v is not None]
-            if values:
-                rows.append(_as_variant(printed, _row(name, cell, metric, path, values, files)))
+            having = [content for content in files if _at(content, path) is not None]
+            if having:
+                rows.append(_as_variant(printed, _row(name, cell, metric, path, having)))
     return rows
 
 
@@ -212,9 +212,8 @@ def _as_variant(printed: Printed, row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "row": row["row"] + printed.variants[word], "metric": rest}
 
 
-def _row(
-    name: str, cell: Cell, metric: str, path: str, values: list[float], files: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _row(name: str, cell: Cell, metric: str, path: str, files: list[dict[str, Any]]) -> dict[str, Any]:
+    values = [v for v in (_at(content, path) for content in files) if v is not None]
     mean = sum(values) / len(values)
     spread = (sum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
     best = [_at(content, f"oracle_best.{path.removeprefix('test.')}") for content in files]
