@@ -74,6 +74,11 @@ class Program(NamedTuple):
     plain: Any = None  # the program before its personal models were refined
 
     @property
+    def tuned(self) -> Client:
+        """The client that makes a personal model: the program's own word, or its training client."""
+        return self.personal or self.client
+
+    @property
     def needs_uploads(self) -> bool:
         """Whether the server must see every upload (memory O(cohort * weights)) instead of a running sum."""
         seen = self.members or self.server_targets is not None or self.noise in BY_MEMBERS

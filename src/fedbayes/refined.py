@@ -17,7 +17,6 @@ from fedbayes.curvature import STRUCTURES, check_curvature
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import Gather, Program
 from fedbayes.group import HEAD, Group, group_of
-from fedbayes.personal import personal_of
 from fedbayes.posterior import Parts, Point
 from fedbayes.server.rules import rule_named
 
@@ -98,7 +97,7 @@ def refined(base: Method, **options: Any) -> Method:
 def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, most: int) -> Program:
     """A program with that refinement; x and y are a batch of inputs and targets, `most` the most rows of a client."""
     plain = program
-    model, tuned = program.model, personal_of(program)
+    model, tuned = program.model, program.tuned
     if asked.refine == "tune":
         return program
     received = tuned._replace(phases=())

@@ -31,7 +31,6 @@ from fedbayes.federation import (
 from fedbayes.methods import Method, Setting, method_named
 from fedbayes.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
 from fedbayes.noise import address
-from fedbayes.personal import personal_of
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
 from fedbayes.serving import server_engine
 
@@ -228,7 +227,7 @@ def prepare(
 
 def with_program(task: Task, program: Program) -> Task:
     """The task with engines that make the personal models of a program; what trains is not changed."""
-    program = program._replace(personal=personal_of(program))
+    program = program._replace(personal=program.tuned)
     asked, made = gathering(program), task.engine
     return replace(
         task,
