@@ -19,6 +19,7 @@ def table(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     rounds: Annotated[int | None, typer.Option(help="Another number of rounds than the paper's.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, tf32 or bf16, instead of the table's own.")] = None,
+    compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
     train: Annotated[bool, typer.Option(help="Train what is missing; else only write the pages.")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the posterior of each cell beside its file.")] = False,
     output: Annotated[Path, typer.Option(help="The folder of the pages and their cells.")] = Path("docs/results"),
@@ -31,7 +32,7 @@ def table(
             print(f"{known:<18} {title}")
         return
     words = [word.strip() for word in only.split(",") if word.strip()]
-    asked_for = {"device": device, "rounds": rounds, "precision": precision}
+    asked_for = {"device": device, "rounds": rounds, "precision": precision, "compile": compile}
     changes = {key: value for key, value in asked_for.items() if value is not None}
     asked = {"only": words, "scale": scale, "seeds": seeds, "changes": changes, "train": train, "keep": keep}
     print(run_published(name, output, **asked, say=print))  # type: ignore[arg-type]
