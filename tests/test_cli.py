@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import fedbayes as fb
 from fedbayes.cli import app, main
-from fedbayes.cli.train import heeded_ctrl_c
+from fedbayes.cli.watching import heeded_ctrl_c
 from fedbayes.errors import InputError
 
 SMALL = """

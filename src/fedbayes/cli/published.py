@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from fedbayes.cli.shared import app
+from fedbayes.cli.shared import app, out
+from fedbayes.cli.watching import watching
 
 
 @app.command()
@@ -35,7 +37,13 @@ def table(
     asked_for = {"device": device, "rounds": rounds, "precision": precision, "compile": compile}
     changes = {key: value for key, value in asked_for.items() if value is not None}
     asked = {"only": words, "scale": scale, "seeds": seeds, "changes": changes, "train": train, "keep": keep}
-    print(run_published(name, output, **asked, say=print))  # type: ignore[arg-type]
+    try:
+        with watching() as watch:
+            made = run_published(name, output, **asked, say=lambda line: out.print(escape(line)), watch=watch)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        out.print("\nstopped; the same command goes on: finished cells stay, others from their last checkpoints")
+        raise SystemExit(130) from None
+    print(made)
 
 
 @app.command()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from fedbayes.cli.shared import Events, Folder, Settings, app, out
+from fedbayes.cli.watching import watching
 
 
 @app.command()
@@ -107,17 +104,10 @@ def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
 def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
     from fedbayes.study.folders import arrays_in, runs_in
     from fedbayes.study.report import write
-    from fedbayes.study.run import Watch
-    from fedbayes.study.terminal import Bar, closing_table, samples_text
+    from fedbayes.study.terminal import closing_table, samples_text
 
     try:
-        with Bar(out) as bar, heeded_ctrl_c() as heed:
-
-            def after_round(record: dict[str, Any]) -> None:
-                bar.round(record)
-                heed()
-
-            watch = Watch(bar.begun, bar.client, after_round, bar.ended)
+        with watching() as watch:
             work(_with_events(watch, folder) if tensorboard else watch)
     except KeyboardInterrupt:
         out.print(f"\nstopped; nothing is lost: `fedbayes resume {folder}` goes on from the last checkpoint")
@@ -127,29 +117,6 @@ def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
         out.print(f"\n{escape(block)}")
     out.print(closing_table(runs_in(folder)))
     out.print(f"report: {write([folder], folder / 'report.html')}")
-
-
-@contextmanager
-def heeded_ctrl_c() -> Iterator[Callable[[], None]]:
-    """Gives a function that raises KeyboardInterrupt if Ctrl-C was pressed before: a compiler may have swallowed it."""
-    pressed: list[int] = []
-
-    def press(number: int, frame: Any) -> None:
-        pressed.append(number)
-        raise KeyboardInterrupt
-
-    def heed() -> None:
-        if pressed:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
-        yield heed
-        return
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield heed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _with_events(watch: Any, folder: Path) -> Any:

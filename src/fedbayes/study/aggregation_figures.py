@@ -129,11 +129,11 @@ def prior_figure(output: Path, scale: str) -> list[Path]:
 
     printed = tables()["agg-prior"]()
     figure = Figure(figsize=(11, 6.2), layout="constrained")
-    grid = figure.subplots(2, len(POOLS) * len(INITIAL), squeeze=False)
+    grid = figure.subplots(2, len(POOLS) * len(INITIAL), squeeze=False, sharey="row")
     inks = {"fixed": "#1b6ca8", "replaced": "#b5482a"}
     shown = 0
     places = [(pool, initial) for pool in POOLS for initial in INITIAL]
-    for line, metric in zip(grid, ("accuracy", "nll")):
+    for line, (metric, called) in zip(grid, (("accuracy", "accuracy"), ("nll", "NLL"))):
         for ax, (pool, initial) in zip(line, places):
             for prior in PRIORS:
                 found = {}
@@ -145,7 +145,7 @@ def prior_figure(output: Path, scale: str) -> list[Path]:
                 at = [i for i, gamma in enumerate(GAMMAS) if gamma in found]
                 ax.plot(at, [found[gamma] for gamma in GAMMAS if gamma in found], "o-", color=inks[prior], label=prior)
                 shown += len(at)
-            _finish(ax, f"{pool}, initial scale {initial:g}", "KL weight", metric)
+            _finish(ax, f"{pool}, initial scale {initial:g}", "KL weight", called)
             ax.set_xticks(range(len(GAMMAS)), list(GAMMAS))
     if not shown:
         raise InputError(f"no cell of agg-prior has been trained at scale {scale}: fedbayes table agg-prior")

@@ -18,7 +18,8 @@ from fedbayes.posterior import save
 from fedbayes.study.build import build, clients_of, data_of
 from fedbayes.study.experiment import Experiment, table_of
 from fedbayes.study.recording import Recording
-from fedbayes.study.sweep import program_of, record_together
+from fedbayes.study.run import Watch
+from fedbayes.study.sweep import mean_record, program_of, record_together
 from fedbayes.study.tables import commit, device_name
 from fedbayes.trained import Run
 from fedbayes.training import Task
@@ -63,6 +64,7 @@ def run_cells(
     changes: Mapping[str, Any] | None = None,
     keep: bool = False,
     say: Say = lambda line: None,
+    watch: Watch | None = None,
 ) -> None:
     """Train the seeds of the chosen cells that have no file yet; those that share a program are trained together.
 
@@ -81,7 +83,7 @@ def run_cells(
             if not (output / "cells" / scale / name).is_file():
                 missing[name] = cell, experiment
     for names in _groups(missing):
-        _train({name: missing[name] for name in names}, output / "cells" / scale, keep, say)
+        _train({name: missing[name] for name in names}, output / "cells" / scale, keep, say, watch or Watch())
 
 
 def chosen(cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
@@ -111,22 +113,24 @@ def _groups(missing: Mapping[str, tuple[Cell, Experiment]]) -> Iterator[list[str
     yield from groups.values()
 
 
-def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: bool, say: Say) -> None:
+def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: bool, say: Say, watch: Watch) -> None:
     loaded: dict[str, Any] = {}
     tasks: list[Task] = []
     for _, x in members.values():
         key = repr((x.data, x.data_options))
         loaded[key] = loaded.get(key) or data_of(x)
         tasks.append(build(x, clients=clients_of(x, loaded[key])))
-    title = ", ".join(dict.fromkeys(f"{c.group} {c.row} {c.column}".strip() for c, _ in members.values()))
-    say(f"{title}: {len(tasks)} runs of {tasks[0].rounds} rounds; {tasks[0].choice}")
+    titles = list(dict.fromkeys(f"{c.group} {c.row} {c.column}".strip() for c, _ in members.values()))
+    say(f"{', '.join(titles)}: {len(tasks)} runs of {tasks[0].rounds} rounds")
     whole = all(isinstance(t.engine, Stacked) for t in tasks) and tasks[0].program.server_client is None
     recordings = [
         Recording(x, task, folder / RUNNING / Path(name).stem) for (name, (_, x)), task in zip(members.items(), tasks)
     ]
     for group in [recordings] if whole else [[one] for one in recordings]:
+        first = group[0]
+        watch.begun(titles[0] if len(group) == 1 else f"{len(group)} runs", first.task, first.records)
         for records in record_together(group):
-            _report(records, tasks[0].rounds, say)
+            watch.round(mean_record(records))
     for name, (cell, x), recording in zip(members, members.values(), recordings):
         run = Run(recording.task, recording.progress, recording.records, recording.own)
         spent = sum(record["seconds"] for record in run.journal)
@@ -139,13 +143,6 @@ def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: b
         shutil.rmtree(recording.folder)
     if not any((folder / RUNNING).iterdir()):
         (folder / RUNNING).rmdir()
-
-
-def _report(records: Sequence[Mapping[str, Any]], rounds: int, say: Say) -> None:
-    for note in (note for record in records for note in record.get("notes", ())):
-        say(f"  {note}")
-    if records[0]["round"] % max(1, rounds // 5) == 0:
-        say(f"  round {records[0]['round']} of {rounds}")
 
 
 def cell_of(cell: Cell, experiment: Experiment, run: Run) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
 from fedbayes.study import cells_page, printed_agg, printed_fedppd, printed_feduab, printed_pfedpf, tables
 from fedbayes.study.cells import Printed, Say, check_rows, rows_of, run_cells
+from fedbayes.study.run import Watch
 from fedbayes.study.sweep import values_of
 
 PRINTED: dict[str, Callable[[], Printed]] = {
@@ -36,6 +37,7 @@ def run_published(
     train: bool = True,
     keep: bool = False,
     say: Say = lambda line: None,
+    watch: Watch | None = None,
 ) -> str:
     """Train the cells that are not there yet, write NAME.json, NAME.md and NAME.html, and give the Markdown."""
     if name not in TABLES:
@@ -52,7 +54,8 @@ def run_published(
         numbers = [int(v) for v in values_of(f"seed={seeds}")[1] if v.isdigit()]
         if not numbers:
             raise InputError(f"seeds: {seeds!r} names no seed; write 0..2 or 0,3")
-        run_cells(printed, output, only=only, scale=scale, seeds=numbers, changes=changes, keep=keep, say=say)
+        asked = {"only": only, "scale": scale, "seeds": numbers, "changes": changes, "keep": keep}
+        run_cells(printed, output, **asked, say=say, watch=watch)
     rows = rows_of(name, printed, output, scale)
     check_rows(rows)
     stem = name if scale == "paper" else f"{name}-{scale}"

@@ -118,7 +118,7 @@ def _together(
     longest = max(recordings.values(), key=lambda r: (r.task.rounds, len(r.records)))
     watch.begun(title, longest.task, longest.records)
     for records in record_together(list(recordings.values())):
-        watch.round(_mean(records))
+        watch.round(mean_record(records))
     ended = {name: recording.end() for name, recording in recordings.items()}
     watch.ended(title, all(was_finished for _, was_finished in ended.values()))
     return {name: run for name, (run, _) in ended.items()}
@@ -134,7 +134,7 @@ def record_together(recordings: Sequence[Recording]) -> Iterator[list[journal.Re
         yield [entry[1] for entry in entries if entry is not None]
 
 
-def _mean(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def mean_record(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """One record to show for all members: the mean of their scores."""
     records = list(records)
     scored = [r["test"] for r in records if r.get("test")]
