@@ -39,7 +39,11 @@ def table(
     asked = {"only": words, "scale": scale, "seeds": seeds, "changes": changes, "train": train, "keep": keep}
     try:
         with watching() as watch:
-            made = run_published(name, output, **asked, say=lambda line: out.print(escape(line)), watch=watch)  # type: ignore[arg-type]
+
+            def say(line: str) -> None:
+                out.print(escape(line), soft_wrap=True)
+
+            made = run_published(name, output, **asked, say=say, watch=watch)  # type: ignore[arg-type]
     except KeyboardInterrupt:
         out.print("\nstopped; the same command goes on: finished cells stay, others from their last checkpoints")
         raise SystemExit(130) from None

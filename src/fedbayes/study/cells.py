@@ -138,8 +138,8 @@ def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: b
         if keep:
             save((folder / name).with_suffix(".safetensors"), run.parts)
         write_atomically(folder / name, (json.dumps(content) + "\n").encode())
-        last = {k: round(v, 4) for k, v in content["test"].items() if k in CURVE}
-        say(f"{cell.group} {cell.row} {cell.column} seed {x.seed}: {last}, {spent:.0f} s a run")
+        last = ", ".join(f"{name} {content['test'][name]:.4f}" for name in CURVE if name in content["test"])
+        say(f"{cell.group} {cell.row} {cell.column} seed {x.seed}: {last}; {spent:.0f} s".strip())
         shutil.rmtree(recording.folder)
     if not any((folder / RUNNING).iterdir()):
         (folder / RUNNING).rmdir()
