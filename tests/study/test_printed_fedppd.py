@@ -1,5 +1,7 @@
 """FedPPD's cells: the published figures stand where they were printed, and every experiment can be built."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,9 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from fedbayes import data as fb_data
+from fedbayes.errors import InputError
 from fedbayes.methods import fedavg
-from fedbayes.study import cells, printed_fedppd
+from fedbayes.study import cells, figures, printed_fedppd
 from fedbayes.study.active import Active
 from fedbayes.study.build import method_of
 from fedbayes.study.experiment import Experiment, from_toml, to_toml
@@ -90,3 +93,19 @@ def test_the_curve_of_figure_3_is_measured_by_stages(tmp_path):
     cells.run_cells(printed, tmp_path)
     (row,) = cells.rows_of("t", printed, tmp_path, "paper")
     assert 0 < row["ours"] < 1
+
+
+def test_figure_2_is_drawn_from_the_cells_that_are_there(tmp_path):
+    with pytest.raises(InputError, match="no cell of non-IID has been run yet: fedbayes table fedppd-fig-2"):
+        figures.draw("fedppd-2", tmp_path)
+    folder = tmp_path / "cells/paper"
+    folder.mkdir(parents=True)
+    for row, accuracy in (("fedavg", 0.5), ("fedppd", 0.6)):
+        curve = [{"round": r, "accuracy": accuracy + r / 1000, "nll": 1.0 - r / 1000} for r in (10, 20)]
+        content = {"experiment": {"rounds": 20}, "rounds": 20, "curve": curve}
+        (folder / f"fedppd-cifar-10-{row}-non-iid-r20-s0.json").write_text(json.dumps(content))
+    svg, png = figures.draw("fedppd-2", tmp_path)
+    assert (svg.name, png.name) == ("fedppd-figure-2.svg", "fedppd-figure-2.png")
+    text = svg.read_text()
+    assert "FedPPD" in text
+    assert "FedBE" not in text

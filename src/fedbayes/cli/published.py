@@ -52,7 +52,9 @@ def table(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="feduab-6, feduab-7, fedag-2, fedag-3, agg-2 to agg-9, or agg-prior.")],
+    name: Annotated[
+        str, typer.Argument(help="feduab-6, feduab-7, fedppd-2, fedag-2, fedag-3, agg-2 to agg-9, or agg-prior.")
+    ],
     scale: Annotated[str, typer.Option(help="Of the cells that are drawn: paper, short, small.")] = "paper",
     output: Annotated[Path, typer.Option(help="The folder of the cells, and to write to.")] = Path("docs/results"),
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedbayes.errors import unknown
-from fedbayes.study import aggregation_figures, feduab_figures, refinement_figures, regression_figures
+from fedbayes.study import aggregation_figures, learning_figures, refinement_figures, regression_figures
 
 Draw = Callable[[Path, str], list[Path]]  # folder of the cells and figures, scale
 
@@ -17,7 +17,7 @@ def _whatever_scale(draw: Callable[[Path], list[Path]]) -> Draw:
 
 FIGURES: dict[str, Draw] = {
     **{name: _whatever_scale(draw) for name, draw in (regression_figures.FIGURES | refinement_figures.FIGURES).items()},
-    **feduab_figures.FIGURES,
+    **learning_figures.FIGURES,
     **aggregation_figures.FIGURES,
 }
 

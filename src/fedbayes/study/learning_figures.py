@@ -1,4 +1,4 @@
-"""FedUAB's figures 6 and 7: scores by round of global and of personal models, from the cells of its tables."""
+"""Scores by round, from the cells of tables: FedUAB's figures 6 and 7 (of personal models), FedPPD's figure 2."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedbayes.errors import InputError
+from fedbayes.study import printed_fedppd, printed_feduab
 from fedbayes.study.cells import curves_of
 from fedbayes.study.cells_page import INKS
-from fedbayes.study.printed_feduab import tables
 from fedbayes.study.regression_figures import save
 
 Draw = Callable[[Path, str], list[Path]]
@@ -20,7 +20,7 @@ def _figure(table: str, column: str, prefix: str, stem: str) -> Draw:
     def draw(output: Path, scale: str) -> list[Path]:
         from matplotlib.figure import Figure
 
-        printed = tables()[table]()
+        printed = (printed_feduab.tables() | printed_fedppd.tables())[table]()
         found = {}
         for group in dict.fromkeys(cell.group for cell in printed.cells):
             cells = [c for c in printed.cells if (c.group, c.column) == (group, column)]
@@ -32,7 +32,7 @@ def _figure(table: str, column: str, prefix: str, stem: str) -> Draw:
         figure = Figure(figsize=(9, 3.2 * len(found)), layout="constrained")
         for line, (group, curves) in zip(figure.subplots(len(found), 2, squeeze=False), found.items()):
             for ax, metric in zip(line, ("accuracy", "nll")):
-                for ink, (row, seeds) in zip(INKS, curves.items()):
+                for ink, (row, seeds) in zip(INKS * 2, curves.items()):
                     name = prefix + metric
                     points = [[(r["round"], r[name]) for r in seed if name in r] for seed in seeds]
                     mean = [sum(seed[i][1] for seed in points) / len(points) for i in range(len(points[0]))]
@@ -58,4 +58,5 @@ def _zoom(ax: Any, curves: Curves, name: str) -> None:
 FIGURES: dict[str, Draw] = {
     "feduab-6": _figure("feduab-7", "Small-Dirichlet", "", "feduab-figure-6"),
     "feduab-7": _figure("feduab-8", "Small-Only2", "personal_", "feduab-figure-7"),
+    "fedppd-2": _figure("fedppd-fig-2", "non-IID", "", "fedppd-figure-2"),
 }
