@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedbayes import ood
 from fedbayes.study import printed_pfedpf as printed
 from fedbayes.study.cells import file_name
 from fedbayes.study.experiment import experiment_of, table_of
@@ -112,6 +113,22 @@ def test_other_scores_are_measured_where_a_model_has_them(run):
     assert {"NOISE auroc", "energy NOISE auroc", "odin far aupr", "max_logit far fpr95"} <= set(figures)
     assert not any("mc_dropout" in name for name in figures)  # this network has no dropout
     _obeys(figures)
+
+
+def test_a_network_that_all_clients_have_is_asked_once_about_a_set_from_elsewhere(run, monkeypatch):
+    asked, scores = [], ood.scores
+
+    def counted(run, x, **options):
+        asked.append(len(x))
+        return scores(run, x, **options)
+
+    monkeypatch.setattr(ood, "scores", counted)
+    clients = len(run.task.clients)
+    for way, times in (("none", 1), ("laplace", clients)):
+        asked.clear()
+        personal_figures(run.refined(way), ELSEWHERE, most=37)
+        assert asked.count(37) == times * len(ELSEWHERE)
+        assert len(asked) == clients + times * len(ELSEWHERE)
 
 
 def test_confidence_far_away_stays_below_one_with_a_posterior(run, tmp_path):

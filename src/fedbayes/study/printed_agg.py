@@ -236,7 +236,7 @@ def shortened(rounds: int, silent: int, decay: float) -> Callable[[Experiment], 
             return replace(x, pretrain=pretrain, options={**x.options, "epochs": 40})
         share = 2 if epochs > 1 else 1
         options = {**x.options, "lr_silent": silent // share, "lr_decay": decay**share}
-        return replace(x, rounds=rounds // share, evaluate_every=max(1, rounds // share // 10), options=options)
+        return replace(x, rounds=rounds // share, evaluate_every=max(5, rounds // share // 10), options=options)
 
     return short
 
