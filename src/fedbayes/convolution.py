@@ -32,7 +32,7 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
     """F.conv2d.
 
     Of clients side by side on a GPU it is products of matrices in bfloat16, and one convolution of many groups in
-    float32, where a LeNet's step takes a quarter to a half of what products take.
+    float32, where a LeNet's step takes less than half of what products take.
     """
     if _STACKED and input.is_cuda and torch.is_autocast_enabled("cuda"):
         return by_products(input, weight, bias, *args, **kwargs)

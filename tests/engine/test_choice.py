@@ -131,14 +131,19 @@ def test_an_unknown_choice_is_refused_by_name(options: dict[str, str], message: 
         task(**options)
 
 
-def broken_round() -> None:
-    with quick_cpu(), tensor_cores("tf32"):
-        assert torch.get_float32_matmul_precision() == "high"
+def settings() -> tuple[bool, str, bool]:
+    return torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+def broken_round(precision: str) -> None:
+    with quick_cpu(), tensor_cores(precision):
+        assert settings()[1:] == (("highest", False) if precision == "float32" else ("high", True))
         raise RuntimeError("inside")
 
 
-def test_settings_of_the_process_are_as_before_after_a_round() -> None:
-    before = torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_settings_of_the_process_are_as_before_after_a_round(precision: str) -> None:
+    before = settings()
     with pytest.raises(RuntimeError, match="inside"):
-        broken_round()
-    assert (torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()) == before
+        broken_round(precision)
+    assert settings() == before

@@ -127,13 +127,15 @@ PRECISIONS = {
 
 @contextmanager
 def tensor_cores(precision: str) -> Iterator[None]:
-    """Matrix products of float32 in TF32 where asked for."""
-    before = torch.get_float32_matmul_precision()
+    """Matrix products and convolutions of float32 in TF32 where asked for; PyTorch's convolutions would be unasked."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+    torch.backends.cudnn.allow_tf32 = precision != "float32"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 @contextmanager
