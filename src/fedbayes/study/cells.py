@@ -25,6 +25,7 @@ from fedbayes.trained import Run
 from fedbayes.training import Task
 
 Measure = Callable[[Run], Mapping[str, float]]
+SECONDS = 20.0  # between checkpoints of cells that are being trained
 RUNNING = "running"  # below the cells' folder: run folders of cells that are not done
 CURVE = ("accuracy", "nll", "ece", "rmse")  # scores that a cell keeps of every evaluated round
 
@@ -124,7 +125,8 @@ def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: b
     say(f"{', '.join(titles)}: {len(tasks)} runs of {tasks[0].rounds} rounds")
     whole = all(isinstance(t.engine, Stacked) for t in tasks) and tasks[0].program.server_client is None
     recordings = [
-        Recording(x, task, folder / RUNNING / Path(name).stem) for (name, (_, x)), task in zip(members.items(), tasks)
+        Recording(x, task, folder / RUNNING / Path(name).stem, seconds=SECONDS)
+        for (name, (_, x)), task in zip(members.items(), tasks)
     ]
     for group in [recordings] if whole else [[one] for one in recordings]:
         first = group[0]

@@ -23,7 +23,13 @@ class Recording:
     """The folder of one run, opened at its last checkpoint: `add` each round, `end` when there are no more."""
 
     def __init__(
-        self, experiment: Experiment, task: Task, folder: Path, begun: Begun = lambda method, task, records: None
+        self,
+        experiment: Experiment,
+        task: Task,
+        folder: Path,
+        begun: Begun = lambda method, task, records: None,
+        *,
+        seconds: float = SECONDS,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_once(folder / CONFIG, to_toml(experiment))
@@ -34,7 +40,7 @@ class Recording:
         if not task.done(self.progress):
             (folder / evaluation.FILE).unlink(missing_ok=True)
         self._kept = [self.own.index.files]
-        self._saved = time.monotonic()
+        self._saved, self._seconds = time.monotonic(), seconds
 
     def add(self, progress: Progress, record: journal.Record) -> None:
         """Take a round in; a checkpoint follows when it is due."""
@@ -64,7 +70,7 @@ class Recording:
             return True
         every = self.experiment.checkpoint_every
         if every is None:
-            return time.monotonic() - self._saved > SECONDS
+            return time.monotonic() - self._saved > self._seconds
         return self.progress.state.round % every == 0
 
     def _last(self) -> tuple[Progress, OwnFiles]:
