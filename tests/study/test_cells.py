@@ -13,6 +13,7 @@ from fedbayes.study.cells import Cell, Printed, chosen, curves_of, rows_of, run_
 from fedbayes.study.experiment import Experiment
 from fedbayes.study.published import PRINTED, TABLES, run_published
 from fedbayes.study.recording import Recording
+from fedbayes.study.run import locked
 
 BASE = Experiment(data="digits", network="linear", clients=4, rounds=2, cohort=2, options={"lr": 0.1, "epochs": 1})
 
@@ -85,6 +86,14 @@ def test_a_cell_that_was_cut_goes_on_from_its_checkpoint(trained, tmp_path, monk
         cut, whole = (json.loads((folder / name).read_text()) for folder in (tmp_path, trained))
         assert cut["test"] == whole["test"]
         assert cut["curve"] == whole["curve"]
+
+
+def test_a_cell_that_another_process_trains_is_left_to_it(tmp_path):
+    here = tmp_path / "cells/paper/running/made-digits-fedavg-iid-r2-s0"
+    with locked(here), pytest.raises(InputError, match="made-digits-fedavg-iid-r2-s0 is in use by another process"):
+        run_cells(printed(), tmp_path, only=["fedavg"])
+    run_cells(printed(), tmp_path, only=["fedavg"])
+    assert [path.name for path in (tmp_path / "cells/paper").iterdir()] == ["made-digits-fedavg-iid-r2-s0.json"]
 
 
 def test_rows_stand_beside_the_published_figures(trained):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedbayes.posterior import save
 from fedbayes.study.build import build, clients_of, data_of
 from fedbayes.study.experiment import Experiment, table_of
 from fedbayes.study.recording import Recording
-from fedbayes.study.run import Watch
+from fedbayes.study.run import Watch, locked
 from fedbayes.study.sweep import mean_record, program_of, record_together
 from fedbayes.study.tables import commit, device_name
 from fedbayes.trained import Run
@@ -124,27 +125,35 @@ def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: b
     titles = list(dict.fromkeys(f"{c.group} {c.row} {c.column}".strip() for c, _ in members.values()))
     say(f"{', '.join(titles)}: {len(tasks)} runs of {tasks[0].rounds} rounds")
     whole = all(isinstance(t.engine, Stacked) for t in tasks) and tasks[0].program.server_client is None
-    recordings = [
-        Recording(x, task, folder / RUNNING / Path(name).stem, seconds=SECONDS)
-        for (name, (_, x)), task in zip(members.items(), tasks)
-    ]
-    for group in [recordings] if whole else [[one] for one in recordings]:
-        first = group[0]
-        watch.begun(titles[0] if len(group) == 1 else f"{len(group)} runs", first.task, first.records)
-        for records in record_together(group):
-            watch.round(mean_record(records))
-    for name, (cell, x), recording in zip(members, members.values(), recordings):
-        run = Run(recording.task, recording.progress, recording.records, recording.own)
-        spent = sum(record["seconds"] for record in run.journal)
-        content = cell_of(cell, x, run) | {"seconds": round(spent, 1)}
-        if keep:
-            save((folder / name).with_suffix(".safetensors"), run.parts)
-        write_atomically(folder / name, (json.dumps(content) + "\n").encode())
-        last = ", ".join(f"{name} {content['test'][name]:.4f}" for name in CURVE if name in content["test"])
-        say(f"{cell.group} {cell.row} {cell.column} seed {x.seed}: {last}; {spent:.0f} s".strip())
-        shutil.rmtree(recording.folder)
-    if not any((folder / RUNNING).iterdir()):
+    folders = [folder / RUNNING / Path(name).stem for name in members]
+    with ExitStack() as held:
+        for at in folders:
+            held.enter_context(locked(at))
+        recordings = [
+            Recording(x, task, at, seconds=SECONDS) for (_, x), task, at in zip(members.values(), tasks, folders)
+        ]
+        for group in [recordings] if whole else [[one] for one in recordings]:
+            first = group[0]
+            watch.begun(titles[0] if len(group) == 1 else f"{len(group)} runs", first.task, first.records)
+            for records in record_together(group):
+                watch.round(mean_record(records))
+        for (name, (cell, x)), recording in zip(members.items(), recordings):
+            say(_write(folder / name, cell, x, recording, keep))
+            shutil.rmtree(recording.folder)
+    with suppress(OSError):  # where others are being trained
         (folder / RUNNING).rmdir()
+
+
+def _write(path: Path, cell: Cell, x: Experiment, recording: Recording, keep: bool) -> str:
+    """The file of a trained cell, and one line that says what it came to."""
+    run = Run(recording.task, recording.progress, recording.records, recording.own)
+    spent = sum(record["seconds"] for record in run.journal)
+    content = cell_of(cell, x, run) | {"seconds": round(spent, 1)}
+    if keep:
+        save(path.with_suffix(".safetensors"), run.parts)
+    write_atomically(path, (json.dumps(content) + "\n").encode())
+    last = ", ".join(f"{name} {content['test'][name]:.4f}" for name in CURVE if name in content["test"])
+    return f"{cell.group} {cell.row} {cell.column} seed {x.seed}: {last}; {spent:.0f} s".strip()
 
 
 def cell_of(cell: Cell, experiment: Experiment, run: Run) -> dict[str, Any]:

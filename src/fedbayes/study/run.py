@@ -59,7 +59,7 @@ def run(
     check_tables(experiment)
     experiment = experiment.settled
     refuse_another(experiment, folder)
-    with _locked(folder):
+    with locked(folder):
         if clients is None:
             clients = clients_of(experiment)
         # Everything is bound before anything is written, so that a wrong name leaves no run behind.
@@ -188,7 +188,7 @@ def refuse_another(experiment: Experiment, folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Keep a second process out of the folder; the lock goes with the process, however it ends."""
     try:
         import fcntl
