@@ -4,8 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 from fedbayes import posterior
+from fedbayes.cli import app
 from fedbayes.errors import InputError
 from fedbayes.networks.papers import network_named
 from fedbayes.study import cells, cells_page, printed_feduab
@@ -86,6 +88,31 @@ def test_a_cell_that_was_cut_goes_on_from_its_checkpoint(trained, tmp_path, monk
         cut, whole = (json.loads((folder / name).read_text()) for folder in (tmp_path, trained))
         assert cut["test"] == whole["test"]
         assert cut["curve"] == whole["curve"]
+
+
+def test_the_command_shows_rounds_says_how_to_go_on_and_does(tmp_path, monkeypatch):
+    every = replace(BASE, method="fedavg", checkpoint_every=1)
+    made = printed()._replace(cells=[Cell("FedAvg", "IID", every, {"accuracy": 0.9}, None, "digits")])
+    monkeypatch.setitem(PRINTED, "made-1", lambda: made)
+    monkeypatch.setitem(TABLES, "made-1", made.title)
+    asked = ["table", "made-1", "--output", str(tmp_path)]
+    add = Recording.add
+
+    def cut(self, progress, record):
+        add(self, progress, record)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recording, "add", cut)
+        stopped = CliRunner().invoke(app, asked)
+    assert stopped.exit_code == 130
+    assert "stopped; the same command goes on" in stopped.output
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert "going on from round 1" in done.output
+    assert "digits FedAvg IID round 2/2  accuracy" in done.output
+    assert "digits FedAvg IID seed 0: accuracy" in done.output
+    assert "# Made up, table 1" in done.output
 
 
 def test_a_cell_that_another_process_trains_is_left_to_it(tmp_path):
