@@ -34,6 +34,22 @@ def test_products_are_the_convolution_and_have_its_gradients(settings):
         torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
 
 
+def test_products_in_bfloat16_are_near_the_convolution():
+    random = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 4, 16, 9, 9, generator=random), torch.randn(3, 8, 16, 3, 3, generator=random)
+
+    def slopes(way, coarse):
+        def loss(x, weight):
+            with torch.autocast("cpu", torch.bfloat16, enabled=coarse):
+                return way(x, weight, padding=1).float().square().mean()
+
+        return vmap(grad(loss, argnums=(0, 1)))(x, weight)
+
+    for ours, plain in zip(slopes(by_products, True), slopes(F.conv2d, False)):
+        assert ours.dtype == torch.float32
+        assert 0 < (ours - plain).norm() / plain.norm() < 0.02
+
+
 def test_few_channels_last_come_out_channels_last():
     random = torch.Generator().manual_seed(0)
     x = torch.randn(5, 3, 8, 8, generator=random).contiguous(memory_format=torch.channels_last)

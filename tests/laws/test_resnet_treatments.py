@@ -88,6 +88,38 @@ def test_bfloat16_trains_stacked_with_batch_norm():
     assert run.posterior.mean.dtype == run.parts["buffers"].mean.dtype == torch.float32
 
 
+WAYS = {
+    "loop": {"engine": "loop"},
+    "stacked": {"engine": "stacked", "compile": "off"},
+    "on a GPU": {"engine": "stacked", "compile": "off", "device": "cuda"},
+    "as a graph": {"engine": "stacked", "compile": "graph", "device": "cuda"},
+}
+
+
+ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(name, marks=ON_A_GPU if "device" in of else []) for name, of in WAYS.items()]
+)
+def test_bfloat16_goes_where_float32_goes(way):
+    """Eight bits of every product: the round's way differs by some percent, BatchNorm's statistics by less."""
+    method = fb.methods.fedavg(lr=0.01, epochs=1, batch=8)
+    coarse, plain = (
+        fb.fit(
+            network_named("resnet", SHAPE, 3, depth=8, width=2), sites(EQUAL), method=method, rounds=1, seed=4,
+            **options,
+        )
+        for options in ({"precision": "bf16", **WAYS[way]}, WAYS["loop"])
+    )  # fmt: skip
+    assert "notes" not in coarse.journal[0]
+    start = plain.task.begin().state.broadcast
+    for part, most in (("model", 0.15), ("buffers", 0.02)):
+        there, here = plain.parts[part].mean, coarse.parts[part].mean.cpu()
+        far = (here - there).norm() / (there - start[part].mean).norm()
+        assert 0 < far < most, (part, float(far))
+
+
 def test_statistics_of_batch_norm_travel_as_means_by_size():
     """One step a client from the same start: the pooled running mean is the mean over clients, weighted by rows."""
     sizes = [4, 12]
