@@ -1,6 +1,7 @@
 """The command line: what a user types, and what comes back."""
 
 import contextlib
+import io
 import re
 import signal
 import subprocess
@@ -11,12 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fedbayes as fb
 from fedbayes.cli import app, main
 from fedbayes.cli.watching import heeded_ctrl_c
 from fedbayes.errors import InputError
+from fedbayes.study.experiment import Experiment
+from fedbayes.study.folders import RunFiles
+from fedbayes.study.terminal import closing_table
 
 SMALL = """
 data = "digits"
@@ -173,3 +178,15 @@ def test_ctrl_c_says_how_to_go_on(home):
         process.kill()
     assert process.returncode == 130
     assert re.search(r"fedbayes resume .*long", said.replace("\n", ""))
+
+
+def test_numbers_of_the_closing_table_stay_whole_in_a_narrow_terminal(tmp_path):
+    name = "a name that is far too long for such a table"
+    scores = {"accuracy": 0.6310, "nll": 1.0714, "brier": 0.5184, "ece": 0.1576, "mce": 0.3699}
+    made = RunFiles(name, tmp_path, Experiment(), [{"round": 1, "seconds": 2.5, "test": scores}], {})
+    console = Console(width=80, file=io.StringIO())
+    console.print(closing_table([made]))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert all(f"{value:.4f}" in text for value in scores.values())
+    assert "2.5" in text

@@ -95,11 +95,12 @@ def closing_table(runs: Iterable[RunFiles]) -> Table:
     runs = list(runs)
     names = [name for name in TITLES if any(name in run.scores for run in runs)]
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("method", no_wrap=True, overflow="fold", min_width=max(len(run.name) for run in runs))
+    # Where a terminal is narrow, long names are folded and numbers stay whole.
+    table.add_column("method", overflow="fold", min_width=min(8, max(len(run.name) for run in runs)))
     for name in names:
-        table.add_column(TITLES[name], justify="right")
-    table.add_column("rounds", justify="right")
-    table.add_column("seconds", justify="right")
+        table.add_column(TITLES[name], justify="right", min_width=max(6, *map(len, TITLES[name].split())))
+    for word in ("rounds", "seconds"):
+        table.add_column(word, justify="right", min_width=len(word))
     best = {name: best_of(name, [run.scores[name] for run in runs if name in run.scores]) for name in names}
     for run in runs:
         cells = [_cell(run.scores.get(name), best[name] if len(runs) > 1 else None) for name in names]
