@@ -12,18 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
 from fedbayes.posterior import save
-from fedbayes.study.build import build, clients_of, data_of
 from fedbayes.study.experiment import Experiment, table_of
 from fedbayes.study.recording import Recording
 from fedbayes.study.run import Watch, locked
-from fedbayes.study.sweep import mean_record, program_of, record_together
+from fedbayes.study.sweep import build_members, can_join, mean_record, program_of, record_together
 from fedbayes.study.tables import commit, device_name
 from fedbayes.trained import Run
-from fedbayes.training import Task
 
 Measure = Callable[[Run], Mapping[str, float]]
 SECONDS = 20.0  # between checkpoints of cells that are being trained
@@ -116,15 +113,9 @@ def _groups(missing: Mapping[str, tuple[Cell, Experiment]]) -> Iterator[list[str
 
 
 def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: bool, say: Say, watch: Watch) -> None:
-    loaded: dict[str, Any] = {}
-    tasks: list[Task] = []
-    for _, x in members.values():
-        key = repr((x.data, x.data_options))
-        loaded[key] = loaded.get(key) or data_of(x)
-        tasks.append(build(x, clients=clients_of(x, loaded[key])))
+    tasks = list(build_members({name: x for name, (_, x) in members.items()}).values())
     titles = list(dict.fromkeys(f"{c.group} {c.row} {c.column}".strip() for c, _ in members.values()))
     say(f"{', '.join(titles)}: {len(tasks)} runs of {tasks[0].rounds} rounds")
-    whole = all(isinstance(t.engine, Stacked) for t in tasks) and tasks[0].program.server_client is None
     folders = [folder / RUNNING / Path(name).stem for name in members]
     with ExitStack() as held:
         for at in folders:
@@ -132,7 +123,7 @@ def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: b
         recordings = [
             Recording(x, task, at, seconds=SECONDS) for (_, x), task, at in zip(members.values(), tasks, folders)
         ]
-        for group in [recordings] if whole else [[one] for one in recordings]:
+        for group in [recordings] if all(map(can_join, tasks)) else [[one] for one in recordings]:
             first = group[0]
             watch.begun(titles[0] if len(group) == 1 else f"{len(group)} runs", first.task, first.records)
             for records in record_together(group):

@@ -79,7 +79,7 @@ def sweep(
     members = members_of(experiment, overs)
     for name, member in members.items():
         refuse_another(member, folder / name)
-    tasks = _build(members)
+    tasks = build_members(members)
     write_once(folder / "sweep.toml", to_toml(experiment) + "".join(f"# --over {over}\n" for over in overs))
     made: dict[str, Run] = {}
     for names in _groups(members, tasks):
@@ -90,7 +90,7 @@ def sweep(
     return {name: made[name] for name in members}
 
 
-def _build(members: Mapping[str, Experiment]) -> dict[str, Task]:
+def build_members(members: Mapping[str, Experiment]) -> dict[str, Task]:
     """The members' tasks; data that several of them name is loaded once."""
     loaded: dict[str, Any] = {}
     tasks = {}
@@ -105,9 +105,13 @@ def _build(members: Mapping[str, Experiment]) -> dict[str, Task]:
 def _groups(members: Mapping[str, Experiment], tasks: Mapping[str, Task]) -> list[list[str]]:
     groups: dict[str, list[str]] = {}
     for name, member in members.items():
-        alone = not isinstance(tasks[name].engine, Stacked) or tasks[name].program.server_client is not None
-        groups.setdefault(name if alone else program_of(member), []).append(name)
+        groups.setdefault(program_of(member) if can_join(tasks[name]) else name, []).append(name)
     return list(groups.values())
+
+
+def can_join(task: Task) -> bool:
+    """Whether a task may be trained with others as one program."""
+    return isinstance(task.engine, Stacked) and task.program.server_client is None
 
 
 def _together(
