@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,7 +47,18 @@ class Compiled:
                 apart: list[Any] = [torch.empty_like(t) for t in inputs]
                 # Frozen weights and a network's own constants are no inputs: they become constants of the program.
                 traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
-                self._made[key] = torch._inductor.compile(traced, apart), found[-1]
+                with _no_arguments():
+                    self._made[key] = torch._inductor.compile(traced, apart), found[-1]
         run, out = self._made[key]
         with torch.no_grad():
             return tree_unflatten(list(run(*inputs)), out)
+
+
+@contextmanager
+def _no_arguments() -> Iterator[None]:
+    """Hides the command line: the compiler writes the word behind an --only, unquoted, into the code it makes."""
+    words, sys.argv = sys.argv, sys.argv[:1]
+    try:
+        yield
+    finally:
+        sys.argv = words

@@ -76,9 +76,10 @@ def experiment_of(data: str, method: str) -> Experiment:
             "network_options": {"dropout": 0.3},
             "rounds": 120,
             "precision": "bf16",
+            "evaluate_every": 20,
         }
     else:
-        setting = DATA[data]
+        setting = {**DATA[data], "evaluate_every": DATA[data]["rounds"]}
     return Experiment(
         **setting,
         partition="main_classes",
@@ -87,7 +88,6 @@ def experiment_of(data: str, method: str) -> Experiment:
         test_per_client=500,
         method=METHODS[method],
         options=LOCAL,
-        evaluate_every=setting["rounds"],
     )
 
 
