@@ -79,8 +79,11 @@ def run_cells(
         for seed in seeds:
             experiment = replace(base, seed=seed)
             name = file_name(printed.family, cell, experiment)
-            if not (output / "cells" / scale / name).is_file():
+            path = output / "cells" / scale / name
+            if not path.is_file():
                 missing[name] = cell, experiment
+            elif other := otherwise(json.loads(path.read_text()), experiment):
+                say(f"{_title(cell)}: kept, though made with {other}; without {path} it is trained anew")
     for names in _groups(missing):
         _train({name: missing[name] for name in names}, output / "cells" / scale, keep, say, watch or Watch())
 
@@ -114,7 +117,7 @@ def _groups(missing: Mapping[str, tuple[Cell, Experiment]]) -> Iterator[list[str
 
 def _train(members: Mapping[str, tuple[Cell, Experiment]], folder: Path, keep: bool, say: Say, watch: Watch) -> None:
     tasks = list(build_members({name: x for name, (_, x) in members.items()}).values())
-    titles = list(dict.fromkeys(f"{c.group} {c.row} {c.column}".strip() for c, _ in members.values()))
+    titles = list(dict.fromkeys(_title(cell) for cell, _ in members.values()))
     say(f"{', '.join(titles)}: {len(tasks)} runs of {tasks[0].rounds} rounds")
     folders = [folder / RUNNING / Path(name).stem for name in members]
     with ExitStack() as held:
@@ -187,20 +190,32 @@ def rows_of(name: str, printed: Printed, output: Path, scale: str) -> list[dict[
     """Every cell that has files as one row a metric: ours over seeds, the published figure, and how it was made."""
     rows = []
     for cell in printed.cells:
-        asked = printed.scales[scale](cell.experiment)
-        start = file_name(printed.family, cell, asked).rpartition("-r")[0]
-        found = [
-            json.loads(path.read_text()) for path in sorted((output / "cells" / scale).glob(f"{start}-r*-s*.json"))
-        ]
-        if not found:
-            continue
-        most = max(content["rounds"] for content in found)
-        files = [content for content in found if content["rounds"] == most]
+        files, asked = files_of(printed, cell, output, scale), printed.scales[scale](cell.experiment)
         for metric, path in printed.metrics.items():
             having = [content for content in files if _at(content, path) is not None]
             if having:
-                rows.append(_as_variant(printed, _row(name, cell, metric, path, having)))
+                others = dict.fromkeys(filter(None, (otherwise(content, asked) for content in having)))
+                row = _row(name, cell, metric, path, having) | {"otherwise": "; ".join(others)}
+                rows.append(_as_variant(printed, row))
     return rows
+
+
+def otherwise(content: Mapping[str, Any], asked: Experiment) -> str:
+    """Where a cell's file was made with another setting than is asked for: `server_lr 0.001 (now 0.0001)`.
+
+    Rounds and seed are told elsewhere; what the file does not know was made later, with a default that changes nothing.
+    """
+    kept, now = content["experiment"], json.loads(json.dumps(table_of(asked)))
+    told = ("rounds", "seed", "evaluate_every")
+    pairs = {key: (kept[key], now[key]) for key in kept if key in now and key not in told}
+    for key in [key for key, (a, b) in pairs.items() if isinstance(a, Mapping) and isinstance(b, Mapping)]:
+        a, b = pairs.pop(key)
+        pairs |= {f"{key}.{inner}": (a[inner], b[inner]) for inner in a if inner in b}
+    return ", ".join(f"{key} {a} (now {b})" for key, (a, b) in pairs.items() if a != b)
+
+
+def _title(cell: Cell) -> str:
+    return f"{cell.group} {cell.row} {cell.column}".strip()
 
 
 def _as_variant(printed: Printed, row: dict[str, Any]) -> dict[str, Any]:

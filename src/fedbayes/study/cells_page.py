@@ -53,7 +53,13 @@ def made_of(rows: Sequence[Mapping[str, Any]]) -> str:
     commits = sorted({row["commit"] for row in rows if row["commit"]})
 
     made = f"{span(counts)} rounds, {span(seeds)} seeds, on {', '.join(devices)}"
-    return made + (f", commit {', '.join(commits)}." if commits else ".")
+    others = {f"{row['group']} {row['row']} {row['column']}".strip(): row["otherwise"] for row in rows}
+    stale = "; ".join(f"{name}: {other}" for name, other in others.items() if other)
+    return (
+        made
+        + (f", commit {', '.join(commits)}." if commits else ".")
+        + (f" Made with other settings than the table has now: {stale}." if stale else "")
+    )
 
 
 def span(values: Sequence[int]) -> str:
