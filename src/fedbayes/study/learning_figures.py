@@ -29,7 +29,7 @@ def _figure(table: str, column: str, prefix: str, stem: str) -> Draw:
                 found[group] = curves
         if not found:
             raise InputError(f"no cell of {column} has been run yet: fedbayes table {table} --only {column}")
-        figure = Figure(figsize=(9, 3.2 * len(found)), layout="constrained")
+        figure = Figure(figsize=(10.5, 3.2 * len(found)), layout="constrained")
         for line, (group, curves) in zip(figure.subplots(len(found), 2, squeeze=False), found.items()):
             for ax, metric in zip(line, ("accuracy", "nll")):
                 for ink, (row, seeds) in zip(INKS * 2, curves.items()):
@@ -41,7 +41,7 @@ def _figure(table: str, column: str, prefix: str, stem: str) -> Draw:
                 ax.set(title=f"{group}, {column}", xlabel="round", ylabel=metric if metric == "accuracy" else "NLL")
                 ax.spines[["top", "right"]].set_visible(False)
                 _zoom(ax, curves, prefix + metric)
-            line[1].legend(frameon=False, fontsize=8)
+            line[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         return save(figure, output / stem)
 
     return draw
