@@ -130,6 +130,7 @@ def prepare(
     device: str = "cpu",
     engine: str = "auto",
     compile: str = "auto",
+    at_once: int | None = None,
     precision: str = "float32",
     likelihood: Likelihood | None = None,
     frozen: tuple[str, ...] = (),
@@ -151,6 +152,10 @@ def prepare(
     if isinstance(method, str):
         method = method_named(method)
     _check_numbers(rounds, dropout, validation, patience, evaluate_every)
+    if at_once is not None and (not isinstance(at_once, int) or at_once < 1):
+        raise InputError(
+            f"at_once (clients trained side by side) must be a whole number of at least 1, not {at_once!r}"
+        )
     _check_stopping(personal_every, target_loss, target_accuracy)
     _check_monitor(monitor, clients.data)
     size = cohort_size(cohort, len(clients))
@@ -196,6 +201,7 @@ def prepare(
         seed=seed,
         engine=engine,
         compile=compile,
+        chunk=at_once,
         rounds=rounds,
         size=typical,
         cohorts=lambda number: cohort_of(number, clients=len(clients), cohort=size, seed=seed, dropout=dropout)[0],

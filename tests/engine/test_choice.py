@@ -12,7 +12,7 @@ from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import Loop
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError
-from fedbayes.training import Task, prepare
+from fedbayes.training import Task, prepare, train
 
 SITES = from_clients([(torch.randn(20, 1, 6, 6), torch.randint(3, (20,))) for _ in range(4)], classes=3)
 
@@ -49,6 +49,31 @@ def test_convolutions_of_tiny_images_run_a_few_clients_at_once_on_a_cpu() -> Non
     made = task(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3)), rounds=3)
     assert made.engine.chunk == choice.FEW_TINY
     assert "8 clients at once" in made.choice
+
+
+def test_clients_at_once_are_those_asked_for_and_change_nothing() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    made = {n: task(network, method="feduab", rounds=2, at_once=n) for n in (1, 3)}
+    assert [t.engine.chunk for t in made.values()] == [1, 3]
+    assert made[1].choice.endswith("; 1 client at once, as asked")
+    assert made[3].choice.endswith("; 3 clients at once, as asked")
+    one, three = (train(t).posterior for t in made.values())
+    assert torch.allclose(one.mean, three.mean, atol=1e-6)
+    assert torch.allclose(one.scale, three.scale, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"at_once": 0}, "at_once .* at least 1, not 0"),
+        ({"at_once": "2"}, "at_once .* whole number"),
+        ({"at_once": 2, "engine": "loop"}, "the loop engine trains one client at a time, not 2"),
+    ],
+)
+def test_clients_at_once_that_can_not_be_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        task(rounds=2, **options)
 
 
 def test_convolutions_run_client_by_client_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ def table(
     rounds: Annotated[int | None, typer.Option(help="Another number of rounds than the paper's.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, tf32 or bf16, instead of the table's own.")] = None,
     compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
+    at_once: Annotated[int | None, typer.Option(help="Clients trained side by side; by default what fits.")] = None,
     train: Annotated[bool, typer.Option(help="Train what is missing; else only write the pages.")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the posterior of each cell beside its file.")] = False,
     output: Annotated[Path, typer.Option(help="The folder of the pages and their cells.")] = Path("docs/results"),
@@ -34,7 +35,7 @@ def table(
             print(f"{known:<18} {title}")
         return
     words = [word.strip() for word in only.split(",") if word.strip()]
-    asked_for = {"device": device, "rounds": rounds, "precision": precision, "compile": compile}
+    asked_for = {"device": device, "rounds": rounds, "precision": precision, "compile": compile, "at_once": at_once}
     changes = {key: value for key, value in asked_for.items() if value is not None}
     asked = {"only": words, "scale": scale, "seeds": seeds, "changes": changes, "train": train, "keep": keep}
     try:

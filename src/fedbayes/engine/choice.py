@@ -16,7 +16,7 @@ from fedbayes.engine.loop import Loop, Store
 from fedbayes.engine.rowwise import compiler
 from fedbayes.engine.stacked import Stacked
 from fedbayes.engine.steps import BY_HAND, ROWWISE, Steps
-from fedbayes.errors import unknown
+from fedbayes.errors import InputError, unknown
 from fedbayes.federation import Program
 from fedbayes.model import Model
 from fedbayes.noise import Tape
@@ -47,6 +47,7 @@ def choose(
 ) -> tuple[Any, str]:
     """An engine for a run, and one line that says which and why. `size` is the rows of a typical client.
 
+    `chunk` is how many clients are trained side by side; by default what fits, and is fast on this device.
     The choice depends on nothing measured, so that a run and its resumption make the same one.
     """
     if engine not in ENGINES:
@@ -56,9 +57,11 @@ def choose(
     device = store.x.device.type
     steps = rounds * sum(steps_in_epoch(size, phase) * phase.epochs for phase in program.client.phases)
     if engine == "loop":
+        if chunk is not None and chunk > 1:
+            raise InputError(f"at_once: the loop engine trains one client at a time, not {chunk}; use engine='stacked'")
         return Loop(program, store, seed=seed), "engine loop, as asked"
     mode, why = _mode(compile, device, steps)
-    phases, workers = program.client.phases, 0
+    phases, workers, asked = program.client.phases, 0, chunk
     if device == "cpu":
         if compile in ("auto", "off") and all(p.dense for p in phases):
             mode, why = BY_HAND, "a chain of linear maps, its gradient by hand"
@@ -78,6 +81,8 @@ def choose(
                 return Loop(program, store, seed=seed), f"engine loop: {how}"
             few = "client by client" if chunk == 1 else f"{chunk} clients at once"
             why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
+    if asked is not None:
+        why += f"; {asked} client{'s' * (asked > 1)} at once, as asked"
     made = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode), cohorts=cohorts, workers=workers)
     return made, f"engine stacked, steps {mode}: {why}"
 

@@ -25,6 +25,7 @@ from fedbayes.trained import Run
 Measure = Callable[[Run], Mapping[str, float]]
 SECONDS = 20.0  # between checkpoints of cells that are being trained
 RUNNING = "running"  # below the cells' folder: run folders of cells that are not done
+WHERE = ("device", "engine", "compile", "at_once")  # how it was executed, which is no part of a cell
 CURVE = ("accuracy", "nll", "ece", "rmse")  # scores that a cell keeps of every evaluated round
 
 
@@ -159,7 +160,7 @@ def cell_of(cell: Cell, experiment: Experiment, run: Run) -> dict[str, Any]:
         "row": cell.row,
         "column": cell.column,
         "group": cell.group,
-        "experiment": {k: v for k, v in table_of(experiment).items() if k not in ("device", "engine", "compile")},
+        "experiment": {k: v for k, v in table_of(experiment).items() if k not in WHERE},
         "rounds": run.progress.state.round,
         "seed": experiment.seed,
         "test_draws": run.task.program.test_draws,

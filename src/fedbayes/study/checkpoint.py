@@ -19,7 +19,7 @@ from fedbayes.training import Best, Progress, Task
 KEPT = 2
 ROW = "run"
 # What may differ between a checkpoint and the run that goes on from it: where and how long, not what.
-FREE = ("device", "engine", "compile", "rounds", "checkpoint_every", "flower")
+FREE = ("device", "engine", "compile", "at_once", "rounds", "checkpoint_every", "flower")
 
 
 class Checkpoint(NamedTuple):

@@ -38,6 +38,7 @@ class Experiment:
     device: str = "cpu"
     engine: str = "auto"
     compile: str = "auto"
+    at_once: int | None = None  # clients that are trained side by side; by default as many as fit
     precision: str = "float32"
     likelihood: str | None = None
     frozen: tuple[str, ...] = ()
@@ -113,6 +114,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "device": TEXT,
     "engine": TEXT,
     "compile": TEXT,
+    "at_once": AT_LEAST_1,
     "precision": TEXT,
     "likelihood": TEXT,
     "frozen": NAMES,
