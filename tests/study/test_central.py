@@ -9,7 +9,8 @@ import fedbayes as fb
 from fedbayes.errors import InputError
 from fedbayes.study import build as building
 from fedbayes.study.build import build, clients_of, network_of, without_federation
-from fedbayes.study.experiment import Experiment
+from fedbayes.study.central import at_server
+from fedbayes.study.experiment import Experiment, read
 from fedbayes.study.run import load, run
 from fedbayes.training import train
 
@@ -91,6 +92,16 @@ def test_the_first_record_says_how_the_server_fared_and_a_resumed_run_does_not_t
     assert torch.equal(load(tmp_path / "warm").posterior.mean, made.posterior.mean)
 
 
+def test_the_server_may_pre_train_with_options_of_its_own(tmp_path):
+    warm = replace(WARM, pretrain={**WARM.pretrain, "options": {"kl_weight": 0.5}})
+    server = at_server(warm, fb.methods.fedvi(**warm.options))
+    assert (server.options["kl_weight"], server.options["rule"], warm.options["kl_weight"]) == (0.5, "dwc", 1.0)
+    other = run(warm, tmp_path / "other")["fedvi"]
+    assert not torch.equal(other.posterior.mean, train(build(WARM)).posterior.mean)
+    assert torch.equal(load(tmp_path / "other").posterior.mean, other.posterior.mean)
+    assert read(tmp_path / "other" / "config.toml").pretrain["options"] == {"kl_weight": 0.5}
+
+
 def test_a_point_method_pre_trains_too():
     warm = replace(WARM, method="fedavg", options={"epochs": 1, "batch": 5})
     assert train(build(warm)).journal[0]["pretrained"]["accuracy"] > 0.5
@@ -101,6 +112,8 @@ def test_a_point_method_pre_trains_too():
     [
         ({"partition_options": {"k": 2}}, "server has no rows"),
         ({"pretrain": {"epoch": 3}}, "epochs"),
+        ({"pretrain": {"options": 3}}, "pretrain.options must be a table"),
+        ({"pretrain": {"options": {"kl_wait": 3}}}, "kl_weight"),
         ({"monitor": "loss"}, "monitor"),
     ],
 )

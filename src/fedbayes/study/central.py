@@ -12,8 +12,9 @@ from fedbayes.noise import address
 from fedbayes.study.experiment import Experiment
 
 # Keys of an experiment's table `pretrain`: at most so many epochs on the server's rows; of them a share is held out,
-# by whose accuracy the best epoch is kept, and after `patience` epochs without a better one it ends.
-PRETRAIN: dict[str, int | float] = {"epochs": 100, "patience": 10, "validation": 0.1}
+# by whose accuracy the best epoch is kept, and after `patience` epochs without a better one it ends. `options` are the
+# method's where the server's are others than the clients'.
+PRETRAIN: dict[str, Any] = {"epochs": 100, "patience": 10, "validation": 0.1, "options": {}}
 
 
 def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
@@ -42,7 +43,9 @@ def at_server(x: Experiment, method: Method) -> Experiment:
     for key in given:
         if key not in PRETRAIN:
             raise unknown("key of pretrain", key, PRETRAIN)
-    options = {**x.options, "epochs": 1}
+    if not isinstance(given["options"], Mapping):
+        raise InputError(f"pretrain.options must be a table of the method's options, not {given['options']!r}")
+    options = {**x.options, **given["options"], "epochs": 1}
     if "prior" in method.options:
         options["prior"] = "fixed"
     if "lr_silent" in method.options:

@@ -19,13 +19,13 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 RULES = {"NWA": "nwa", "WS": "ws", "LP": "lp", "WC": "wc", "Conflation": "conflation"}
 WEIGHTINGS = {"size": "size", "max discrepancy": "discrepancy", "distance": "distance"}
-CLIENTS = {"optimiser": "adam", "lr": 1e-3, "lr_decay": 0.96, "lr_silent": 50, "batch": 32, "epochs": 1}
+CLIENTS: dict[str, Any] = {"optimiser": "adam", "lr": 1e-3, "lr_decay": 0.96, "lr_silent": 50, "batch": 32, "epochs": 1}
 VARIATIONAL = {
     "estimator": "flipout",
     "prior": "fixed",
     "prior_scale": 10.0,  # N(0, 100 I)
     "kl": "1/n",
-    "kl_weight": 1.0,
+    "kl_weight": 1 / CLIENTS["batch"],  # not printed; at 1, the ELBO, a ResNet-20 on all of CIFAR-10 ends at 72 %
     "initial": 0.05,
     "test_draws": 20,
 }
@@ -179,14 +179,15 @@ def one_round_cells() -> list[Cell]:
         rule, _, warm = row.partition(" ")
         for place, split in enumerate(SPLITS):
             x = experiment_of("WS size", split)
-            # DWC takes the broadcast out of the clients' posteriors again: it must be their prior.
-            prior = {"rule": "dwc", "prior": "broadcast"} if rule == "DWC" else {}
+            # DWC takes the broadcast out of the clients' posteriors again: it must be their prior, in full weight.
+            prior = {"rule": "dwc", "prior": "broadcast", "kl_weight": 1.0} if rule == "DWC" else {}
             x = replace(x, rounds=1, evaluate_every=1, options={**x.options, "epochs": 400, **prior})
             if warm:
                 # What the server takes leaves unequal classes, which shards would straddle.
                 named = ("labels_per_client", {"k": 2}) if split == "2-class" else SPLITS[split]
                 x = replace(x, partition=named[0], partition_options={**named[1], "server": 0.1})
-                x = replace(x, pretrain={"epochs": 100, "patience": 10, "validation": 0.1})
+                lighter = {"kl_weight": VARIATIONAL["kl_weight"]}
+                x = replace(x, pretrain={"epochs": 100, "patience": 10, "validation": 0.1, "options": lighter})
             made.append(Cell(row, split, x, _at(printed, place), one_round, "one round"))
     return made
 
@@ -251,7 +252,7 @@ def small(x: Experiment) -> Experiment:
     pretrain = dict(x.pretrain)
     if x.rounds == 1:
         rounds, options["epochs"] = 1, 40
-        pretrain = {"epochs": 30, "patience": 10, "validation": 0.1} if pretrain else {}
+        pretrain = {**pretrain, "epochs": 30} if pretrain else {}
     named = (x.partition, x.partition_options)
     if x.partition == "shards":  # classes of unequal size
         named = ("labels_per_client", {"k": 2})
