@@ -95,6 +95,7 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "spread": ("positive", lambda v: v > 0),
     "sharpen": ("positive", lambda v: v > 0),
     "server_student_lr": ("positive", lambda v: v > 0),
+    "server_weight_decay": ("not negative", lambda v: v >= 0),
     "server_epochs": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "server_batch": ("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "swa_start": ("a whole number of steps", lambda v: isinstance(v, int) and v >= 0),

@@ -77,17 +77,17 @@ def test_pseudo_labels_are_the_mean_prediction_made_sharper(sharpen):
     torch.testing.assert_close(pseudo_labels(model, parts, x, options, (0,))[:, 0], want)
 
 
-@pytest.mark.parametrize("start", [6, 100])
-def test_the_server_averages_the_iterates_of_sgd_from_the_average(start):
+@pytest.mark.parametrize(("start", "decay"), [(6, 0.0), (6, 0.1), (100, 0.0)])
+def test_the_server_averages_the_iterates_of_sgd_from_the_average(start, decay):
     """Against torch.optim.SGD on the same batches and targets; where training ends before, its last weights stay."""
-    options = {**SMALL, "swa_start": start}
+    options = {**SMALL, "swa_start": start, "server_weight_decay": decay}
     x, clients = _inputs(), _clients()
     task = prepare(_net(), clients, method=fedbe(epochs=1, **options), rounds=1, engine="loop", server_data=x)
     (progress, _), *_ = rounds(task, task.begin(), Memory())
     averaged = fb.fit(_net(), clients, method=fedavg(epochs=1), rounds=1, engine="loop").posterior.mean
     net = _net()
     nn.utils.vector_to_parameters(averaged, net.parameters())
-    sgd, kept = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), []
+    sgd, kept = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=decay), []
     plan = schedule(torch.arange(len(x)), task.program.server_client.phases[0], 0, 1, -1, 0)
     for number, rows in enumerate(plan.rows[:, 0]):
         sgd.zero_grad()

@@ -33,6 +33,17 @@ PLACES = [
 ]
 
 
+def test_a_servers_step_is_that_of_a_loss_which_is_a_mean_over_classes():
+    """lr (grad of the sum + decay w), with their rate over C and their decay times C, is their step over C classes."""
+    for data, rate in (("MNIST", 0.0010), ("CIFAR-10", 0.0015), ("CIFAR-100", 0.0015), ("FEMNIST", 0.0010)):
+        options = printed_fedppd.experiment_of(data, "FedBE").options
+        classes = {"MNIST": 10, "CIFAR-10": 10, "CIFAR-100": 100, "FEMNIST": 52}[data]
+        assert options["server_lr"] * classes == pytest.approx(rate)
+        assert options["server_lr"] * options["server_weight_decay"] == pytest.approx(rate * 1e-4)
+    distill = printed_fedppd.experiment_of("CIFAR-10", "FedPPD + Distill").options
+    assert distill["server_student_lr"] * 10 == pytest.approx(0.0025)
+
+
 @pytest.mark.parametrize(("table", "group", "row", "metric", "figure"), PLACES)
 def test_published_figures_stand_in_their_place(table, group, row, metric, figure):
     (cell,) = [c for c in TABLES[table]().cells if (c.group, c.row) == (group, row)]

@@ -35,8 +35,9 @@ def soft(
     batch: int,
     start: int,
     every: int,
+    decay: float = 0.0,
 ) -> Client:
-    """Stochastic weight averaging (Izmailov et al., 2018) of networks on the cross-entropy to soft targets.
+    """Stochastic weight averaging (Izmailov et al., 2018) on the cross-entropy to soft targets + decay / 2 |w|^2.
 
     `models` are networks by the name of the option that is their learning rate; the targets of a batch,
     [B, network, S, C], stand in place of its y. From step `start` on every `every`-th iterate is averaged; where
@@ -66,6 +67,8 @@ def soft(
         for i, (rate, model) in enumerate(models.items()):
             at, own = state.learners[i], b._replace(y=b.y[:, i])
             slopes, (static, value) = gradients(loss, at.vectors, model, at.static, own, tape)
+            if decay:
+                slopes = {p: g + decay * at.vectors[p] for p, g in slopes.items()}
             moved, vectors = optimiser.update(at.optimiser, at.vectors, slopes, info.options[rate])
             learners.append(Learner(vectors, static, moved, at.loss + value, at.steps + 1))
             sums.append({p: total + wanted * vectors[p] for p, total in state.sums[i].items()})

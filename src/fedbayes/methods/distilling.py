@@ -31,6 +31,7 @@ def distil_options(
     server_lr: float = 0.001,
     server_student_lr: float = 0.001,
     server_momentum: float = 0.9,
+    server_weight_decay: float = 0.0,
     server_epochs: int = 20,
     server_batch: int = 64,
     swa_start: int = 500,
@@ -85,6 +86,7 @@ def distilling(program: Program, models: Mapping[str, Model], options: Mapping[s
         batch=options["server_batch"],
         start=options["swa_start"],
         every=options["swa_every"],
+        decay=options["server_weight_decay"],
     )
 
     def targets(parts: Parts, x: Tensor, place: Place) -> Tensor:

@@ -25,6 +25,7 @@ from fedbayes.trained import Run
 Measure = Callable[[Run], Mapping[str, float]]
 SECONDS = 20.0  # between checkpoints of cells that are being trained
 RUNNING = "running"  # below the cells' folder: run folders of cells that are not done
+TOLD = ("rounds", "seed", "evaluate_every")  # beside a cell's figures
 WHERE = ("device", "engine", "compile", "at_once")  # how it was executed, which is no part of a cell
 CURVE = ("accuracy", "nll", "ece", "rmse")  # scores that a cell keeps of every evaluated round
 
@@ -207,12 +208,12 @@ def otherwise(content: Mapping[str, Any], asked: Experiment) -> str:
     Rounds and seed are told elsewhere; what the file does not know was made later, with a default that changes nothing.
     """
     kept, now = content["experiment"], json.loads(json.dumps(table_of(asked)))
-    told = ("rounds", "seed", "evaluate_every")
-    pairs = {key: (kept[key], now[key]) for key in kept if key in now and key not in told}
+    pairs = {key: (kept[key], now[key]) for key in kept if key in now and key not in TOLD}
     for key in [key for key, (a, b) in pairs.items() if isinstance(a, Mapping) and isinstance(b, Mapping)]:
         a, b = pairs.pop(key)
         pairs |= {f"{key}.{inner}": (a[inner], b[inner]) for inner in a if inner in b}
-    return ", ".join(f"{key} {a} (now {b})" for key, (a, b) in pairs.items() if a != b)
+    told = {key: [f"{v:g}" if isinstance(v, float) else v for v in pair] for key, pair in pairs.items()}
+    return ", ".join(f"{key} {a} (now {b})" for key, (a, b) in told.items() if a != b)
 
 
 def _title(cell: Cell) -> str:
