@@ -148,7 +148,7 @@ def test_a_cell_of_other_settings_than_the_table_has_now_is_kept_and_named(train
     table = table._replace(cells=[table.cells[0]._replace(experiment=other), table.cells[1]])
     rows = rows_of("made-1", table, trained, "paper")
     found = {row["row"]: row["otherwise"] for row in rows}
-    assert found == {"FedAvg": "options.lr 0.1 (now 0.2)", "FedUAB": "dropout 0.0 (now 0.1)"}
+    assert found == {"FedAvg": "options.lr 0.1 (now 0.2)", "FedUAB": "dropout 0 (now 0.1)"}
     text = cells_page.markdown(table, rows)
     assert "other settings than the table has now: digits FedAvg IID: options.lr 0.1 (now 0.2);" in text
     assert "other settings" not in cells_page.markdown(printed(), rows_of("made-1", printed(), trained, "paper"))
