@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
+from fedbayes.methods import METHODS, method_named, option_names
 from fedbayes.posterior import save
 from fedbayes.study.experiment import Experiment, table_of
 from fedbayes.study.recording import Recording
@@ -203,17 +204,27 @@ def rows_of(name: str, printed: Printed, output: Path, scale: str) -> list[dict[
 
 
 def otherwise(content: Mapping[str, Any], asked: Experiment) -> str:
-    """Where a cell's file was made with another setting than is asked for: `server_lr 0.001 (now 0.0001)`.
+    """Where a cell's file was made with another setting than is asked for: `options.server_lr 0.001 (now 0.0001)`.
 
-    Rounds and seed are told elsewhere; what the file does not know was made later, with a default that changes nothing.
+    What a file does not name had its default; an option that there is no more can't be compared. Rounds and seed are
+    told elsewhere.
     """
-    kept, now = content["experiment"], json.loads(json.dumps(table_of(asked)))
-    pairs = {key: (kept[key], now[key]) for key in kept if key in now and key not in TOLD}
-    for key in [key for key, (a, b) in pairs.items() if isinstance(a, Mapping) and isinstance(b, Mapping)]:
-        a, b = pairs.pop(key)
-        pairs |= {f"{key}.{inner}": (a[inner], b[inner]) for inner in a if inner in b}
-    told = {key: [f"{v:g}" if isinstance(v, float) else v for v in pair] for key, pair in pairs.items()}
-    return ", ".join(f"{key} {a} (now {b})" for key, (a, b) in told.items() if a != b)
+    kept, now = _settings(content["experiment"]), _settings(table_of(asked))
+    names = [name for name in now | kept if name.partition(".")[0] not in (*TOLD, *WHERE)]
+    pairs = {name: (kept.get(name), now.get(name)) for name in names}
+    told = {name: [f"{v:g}" if isinstance(v, float) else v for v in pair] for name, pair in pairs.items()}
+    return ", ".join(f"{name} {a} (now {b})" for name, (a, b) in told.items() if a != b)
+
+
+def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of an experiment's table by name, with defaults in place of what it does not name."""
+    whole = {**vars(Experiment()), **table}
+    known = option_names(METHODS[whole["method"]])
+    options = {name: v for name, v in whole["options"].items() if name in known}
+    whole["options"] = method_named(whole["method"], options).options
+    flat = {name: v for name, v in whole.items() if not isinstance(v, Mapping)}
+    flat |= {f"{name}.{k}": v for name, inner in whole.items() if isinstance(inner, Mapping) for k, v in inner.items()}
+    return json.loads(json.dumps(flat, default=str))
 
 
 def _title(cell: Cell) -> str:
