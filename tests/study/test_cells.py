@@ -144,26 +144,19 @@ def test_rows_stand_beside_the_published_figures(trained):
 
 def test_a_cell_of_other_settings_than_the_table_has_now_is_kept_and_named(trained):
     table, said = printed(dropout=0.1), []
-    other = replace(
-        table.cells[0].experiment, dropout=0.0, options={"lr": 0.2, "epochs": 1, "momentum": 0.9}, device="cuda"
-    )
+    options = {"lr": 0.2, "epochs": 1, "momentum": 0.9}
+    other = replace(table.cells[0].experiment, dropout=0.0, options=options, device="cuda")
     table = table._replace(cells=[table.cells[0]._replace(experiment=other), table.cells[1]])
     rows = rows_of("made-1", table, trained, "paper")
     found = {row["row"]: row["otherwise"] for row in rows}
-    assert found == {
-        "FedAvg": "options.lr 0.1 (now 0.2), options.momentum 0 (now 0.9)",
-        "FedUAB": "dropout 0 (now 0.1)",
-    }
+    changed = "options.lr 0.1 (now 0.2), options.momentum 0 (now 0.9)"
+    assert found == {"FedAvg": changed, "FedUAB": "dropout 0 (now 0.1)"}
     text = cells_page.markdown(table, rows)
-    assert (
-        "other settings than the table has now: digits FedAvg IID: options.lr 0.1 (now 0.2), options.momentum 0 (now 0.9);"
-        in text
-    )
+    assert f"other settings than the table has now: digits FedAvg IID: {changed};" in text
     assert "other settings" not in cells_page.markdown(printed(), rows_of("made-1", printed(), trained, "paper"))
     run_cells(table, trained, only=["fedavg"], say=said.append)
     path = trained / "cells/paper/made-digits-fedavg-iid-r2-s0.json"
-    sentence = f"kept, though made with options.lr 0.1 (now 0.2), options.momentum 0 (now 0.9); without {path} it is trained anew"
-    assert said == [f"digits FedAvg IID: {sentence}"]
+    assert said == [f"digits FedAvg IID: kept, though made with {changed}; without {path} it is trained anew"]
 
 
 def test_variants_of_a_run_are_rows_of_their_own(trained):
