@@ -152,7 +152,11 @@ def test_a_cell_of_other_settings_than_the_table_has_now_is_kept_and_named(train
     changed = "options.lr 0.1 (now 0.2), options.momentum 0 (now 0.9)"
     assert found == {"FedAvg": changed, "FedUAB": "dropout 0 (now 0.1)"}
     text = cells_page.markdown(table, rows)
-    assert f"other settings than the table has now: digits FedAvg IID: {changed};" in text
+    assert (
+        f"other settings than the table has now:\n\n- digits FedAvg IID: {changed}\n- digits FedUAB IID: dropout"
+        in text
+    )
+    assert f"<li>digits FedAvg IID: {changed}</li>" in cells_page.page(table, rows, trained, "paper")
     assert "other settings" not in cells_page.markdown(printed(), rows_of("made-1", printed(), trained, "paper"))
     run_cells(table, trained, only=["fedavg"], say=said.append)
     path = trained / "cells/paper/made-digits-fedavg-iid-r2-s0.json"

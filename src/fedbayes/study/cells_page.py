@@ -31,6 +31,8 @@ figure { margin: 1rem 0; overflow-x: auto; } .wide { overflow-x: auto; } svg { m
 def markdown(printed: Printed, rows: Sequence[Mapping[str, Any]]) -> str:
     """The table in Markdown, one block a group and metric: ours, published, the difference."""
     lines = [f"# {printed.title}", "", f"{LEGEND} {made_of(rows)}", ""]
+    if others := made_otherwise(rows):
+        lines += [OTHERWISE, "", *(f"- {line}" for line in others), ""]
     for (group, metric), block in blocks(rows).items():
         columns = list(dict.fromkeys(row["column"] for row in block))
         at = {(row["row"], row["column"]): row for row in block}
@@ -53,13 +55,16 @@ def made_of(rows: Sequence[Mapping[str, Any]]) -> str:
     commits = sorted({row["commit"] for row in rows if row["commit"]})
 
     made = f"{span(counts)} rounds, {span(seeds)} seeds, on {', '.join(devices)}"
-    others = {f"{row['group']} {row['row']} {row['column']}".strip(): row["otherwise"] for row in rows}
-    stale = "; ".join(f"{name}: {other}" for name, other in others.items() if other)
-    return (
-        made
-        + (f", commit {', '.join(commits)}." if commits else ".")
-        + (f" Made with other settings than the table has now: {stale}." if stale else "")
-    )
+    return made + (f", commit {', '.join(commits)}." if commits else ".")
+
+
+OTHERWISE = "Made with other settings than the table has now:"
+
+
+def made_otherwise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The cells that were made with other settings than the table has now, a line each."""
+    found = {f"{row['group']} {row['row']} {row['column']}".strip(): row["otherwise"] for row in rows}
+    return [f"{name}: {other}" for name, other in found.items() if other]
 
 
 def span(values: Sequence[int]) -> str:
@@ -102,6 +107,8 @@ def _text(row: Mapping[str, Any] | None) -> str:
 def page(printed: Printed, rows: Sequence[Mapping[str, Any]], output: Path, scale: str) -> str:
     """The table as a self-contained HTML page, followed by the curves of each column."""
     made = [f"<h1>{html.escape(printed.title)}</h1><p>{LEGEND} {html.escape(made_of(rows))}</p>"]
+    if others := made_otherwise(rows):
+        made.append(f"<p>{OTHERWISE}</p><ul>{''.join(f'<li>{html.escape(line)}</li>' for line in others)}</ul>")
     for (group, metric), block in blocks(rows).items():
         columns = list(dict.fromkeys(row["column"] for row in block))
         at = {(row["row"], row["column"]): row for row in block}
