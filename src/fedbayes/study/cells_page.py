@@ -54,7 +54,8 @@ def made_of(rows: Sequence[Mapping[str, Any]]) -> str:
     devices = sorted({row["device"] for row in rows})
     commits = sorted({row["commit"] for row in rows if row["commit"]})
 
-    made = f"{span(counts)} rounds, {span(seeds)} seeds, on {', '.join(devices)}"
+    several = [f"{span(n)} {word}{'s' * (n[-1] > 1)}" for n, word in ((counts, "round"), (seeds, "seed"))]
+    made = f"{', '.join(several)}, on {', '.join(devices)}"
     return made + (f", commit {', '.join(commits)}." if commits else ".")
 
 
