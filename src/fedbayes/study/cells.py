@@ -194,11 +194,11 @@ def rows_of(name: str, printed: Printed, output: Path, scale: str) -> list[dict[
     rows = []
     for cell in printed.cells:
         files, asked = files_of(printed, cell, output, scale), printed.scales[scale](cell.experiment)
+        others = "; ".join(dict.fromkeys(filter(None, (otherwise(content, asked) for content in files))))
         for metric, path in printed.metrics.items():
             having = [content for content in files if _at(content, path) is not None]
             if having:
-                others = dict.fromkeys(filter(None, (otherwise(content, asked) for content in having)))
-                row = _row(name, cell, metric, path, having) | {"otherwise": "; ".join(others)}
+                row = _row(name, cell, metric, path, having) | {"otherwise": others}
                 rows.append(_as_variant(printed, row))
     return rows
 
