@@ -77,6 +77,7 @@ REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "lr_decay": ("in (0, 1]", lambda v: 0 < v <= 1),
     "lr_drop": ("in (0, 1]", lambda v: 0 < v <= 1),
     "lr_drop_every": ("a whole number of epochs, at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "norm_passes": ("a whole number of passes", lambda v: isinstance(v, int) and v >= 0),
     "lr_silent": ("a whole number of rounds", lambda v: isinstance(v, int) and v >= 0),
     "student_lr": ("positive", lambda v: v > 0),
     "temperature": ("not negative", lambda v: v >= 0),

@@ -19,7 +19,7 @@ from fedbayes.noise import generator
 from fedbayes.optimisers import Optimiser
 from fedbayes.posterior import Draws, Gaussian, LowRank, Parts, Point, Posterior, scales
 from fedbayes.server.rules import RULES, Rule, Statistics, added, largest
-from fedbayes.server.weighting import Weighting
+from fedbayes.server.weighting import WEIGHTINGS, Weighting
 
 SERVER = -1  # the server's number where it trains on data of its own
 Terms = dict[str, Statistics]  # by part
@@ -72,6 +72,7 @@ class Program(NamedTuple):
     gather: Gather | None = None  # what all clients send before personal models are made
     predictor: Callable[[Parts], Parts] = lambda parts: parts  # the parts that predict, of those broadcast
     plain: Any = None  # the program before its personal models were refined
+    norm_passes: int = 0  # over the cohort's rows, to take BatchNorm's statistics again of the pooled network
 
     @property
     def tuned(self) -> Client:
@@ -205,6 +206,28 @@ def gathering(program: Program) -> Program | None:
         initial={**program.initial, **made.initial},
         reference=made.reference,
         members=False,
+    )
+
+
+def restating(program: Program) -> Program | None:
+    """The program by which a cohort takes BatchNorm's statistics of the pooled network; None: they are averaged.
+
+    Clients train at rate 0, by the steps they have, and only the statistics are pooled.
+    """
+    rules = {part: rule for part, rule in program.rules.items() if is_static(part)}
+    if not program.norm_passes:
+        return None
+    if not rules:
+        raise InputError("norm_passes: the network shares no statistics such as BatchNorm's; set it to 0")
+    phases = tuple(phase._replace(epochs=program.norm_passes) for phase in program.client.phases)
+    return program._replace(
+        client=program.client._replace(phases=phases),
+        rules=rules,
+        weighting=WEIGHTINGS["size"],
+        options=lambda number: {**program.options(number), "lr": 0.0},
+        server_optimiser=None,
+        members=False,
+        noise="likelihood",
     )
 
 

@@ -27,6 +27,7 @@ from fedbayes.federation import (
     cohort_size,
     gathering,
     open_round,
+    restating,
 )
 from fedbayes.methods import Method, Setting, method_named
 from fedbayes.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
@@ -79,6 +80,7 @@ class Task:
     personal_every: int = 0  # rounds between evaluations of the personal models; 0: none
     personal: Any = None  # the engine that makes them
     gather: Any = None  # the engine that gathers what they need of one another; None: nothing
+    restate: Any = None  # the engine that takes BatchNorm's statistics of the pooled network; None: they are averaged
     target_loss: float | None = None  # stop when the training loss is as low
     target_accuracy: float | None = None  # stop when the accuracy on the test set is as high
     monitor: str = "nll"  # the validation score by which the best round is chosen
@@ -234,12 +236,13 @@ def prepare(
 def with_program(task: Task, program: Program) -> Task:
     """The task with engines that make the personal models of a program; what trains is not changed."""
     program = program._replace(personal=program.tuned)
-    asked, made = gathering(program), task.engine
+    asked, again, made = gathering(program), restating(program), task.engine
     return replace(
         task,
         program=program,
         personal=made.beside(at_home(program), address(task.seed, "personal")),
         gather=None if asked is None else made.beside(asked, address(task.seed, "gather")),
+        restate=None if again is None else made.beside(again, address(task.seed, "statistics"), often=True),
     )
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.stacked import train_within_memory
-from fedbayes.federation import BY_MEMBERS, Order, Outcome, close_round
+from fedbayes.federation import BY_MEMBERS, FederationState, Order, Outcome, broadcast_of, close_round
 from fedbayes.observation import with_noise as observed
 from fedbayes.personalised import Federation, personal_scores
 from fedbayes.posterior import Parts, Posterior, flatten_parts
@@ -86,10 +86,12 @@ def close(
     elif task.program.server_client is not None:
         upload = task.engine.server(task.program.server_client, state, order.options)
         state = state._replace(broadcast={**state.broadcast, **upload.parts})
+    own.put(order.round, outcome.own)
+    if task.restate is not None and outcome.counted:
+        state = _restated(task, state, order, own)
     due = _due(task, state.round, task.evaluate_every)
     if due and outcome.uploads and task.program.noise in BY_MEMBERS:
         state = state._replace(broadcast=with_noise(task, state.broadcast, [u.client for u in outcome.uploads]))
-    own.put(order.round, outcome.own)
     record = _record(task, order, outcome, report)
     if progress.pretrained:
         record["pretrained"] = dict(progress.pretrained)
@@ -98,6 +100,16 @@ def close(
         record["test"] = evaluate(task, state.broadcast)
         progress = _validate(task, progress, record)
     return progress, record
+
+
+def _restated(task: Task, state: FederationState, order: Order, own: OwnStore) -> FederationState:
+    """The state with BatchNorm's statistics of the pooled network itself, on the cohort's rows."""
+    program = task.restate.program
+    pooled = broadcast_of(task.program, state)
+    asked = order._replace(broadcast=pooled, options=program.options(order.round))
+    outcome = task.restate.train(asked, own.get)
+    closed = close_round(program, state, asked, outcome)[0].broadcast
+    return state._replace(broadcast={**state.broadcast, **{part: closed[part] for part in program.rules}})
 
 
 def _due(task: Task, number: int, every: int) -> bool:
@@ -147,7 +159,10 @@ def with_noise(task: Task, parts: Parts, members: Sequence[int] | None = None) -
 
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
     down = {part: order.broadcast[part] for part in task.program.rules}
-    up = message_bytes(task.program.uploaded(down))
+    up, again = message_bytes(task.program.uploaded(down)), 0
+    if task.restate is not None and outcome.counted:  # the pooled network once more, and its statistics back
+        again = message_bytes(down) * len(order.cohort)
+        up += message_bytes({part: down[part] for part in task.restate.program.rules})
     return {
         "round": order.round + 1,
         "cohort": len(order.cohort),
@@ -155,7 +170,7 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
         "left_out": {str(k): why for k, why in outcome.left_out.items()},
         "train": {name: total / outcome.counted for name, total in outcome.metrics.items() if outcome.counted},
         **report,
-        "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)),
+        "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)) + again,
         "bytes_up": up * len(order.cohort),
         **({"notes": notes} if (notes := task.take_notes()) else {}),
     }

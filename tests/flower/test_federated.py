@@ -360,6 +360,12 @@ def test_noise_that_is_judged_on_rows_needs_them(tiny: Experiment, tmp_path: Pat
         federate(x, tmp_path)
 
 
+def test_statistics_are_not_taken_again(tiny: Experiment, tmp_path: Path) -> None:
+    normed = replace(tiny, network="flower_code:norm_net", method="fedavg", options={"norm_passes": 1})
+    with pytest.raises(InputError, match="norm_passes: on Flower a round is one exchange"):
+        federate(normed, tmp_path)
+
+
 def test_the_flower_engine_needs_flower_to_carry_it(tiny: Experiment, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="fedbayes run"):
         run_here(replace(tiny, engine="flower"), tmp_path)

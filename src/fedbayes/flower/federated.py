@@ -47,6 +47,8 @@ def federated(post: Post) -> Carrier:
             raise InputError('noise: the server has no rows to judge it by; set noise = "likelihood" or "none"')
         if task.program.gather is not None:
             raise InputError('laplace: on Flower posteriors travel with the rounds; set laplace = "every"')
+        if task.restate is not None:
+            raise InputError("norm_passes: on Flower a round is one exchange; set it to 0")
         if settings.secure and task.program.needs_uploads:
             raise InputError(
                 f"flower: {experiment.method} needs every client's posterior at the server, which a secure sum hides; "

@@ -48,6 +48,7 @@ def fedavg(
     server: str | None = None,
     server_lr: float = 1.0,
     server_momentum: float = 0.9,
+    norm_passes: int = 0,
     mc_dropout: bool = False,
     test_draws: int = 20,
 ) -> Method:
@@ -57,7 +58,8 @@ def fedavg(
     `lr_silent` rounds; `lr_within` "falling" takes it linearly to 0 within each, "steps" multiplies it by
     `lr_drop` after each `lr_drop_every` epochs. `clip` > 0 is the largest norm of a
     gradient, `adversarial` > 0 the length of a step uphill in each input, trained on beside the input itself.
-    `server`: "sgd" (momentum) or "adam" on the pooled mean.
+    `server`: "sgd" (momentum) or "adam" on the pooled mean. BatchNorm's statistics are averages of the clients', or,
+    with `norm_passes` > 0, those of the pooled network, taken by so many more passes over the cohort's rows.
     """
     options = dict(locals())
     check_options(options)
@@ -86,6 +88,7 @@ def fedavg(
             dropout=mc_dropout,
             test_draws=test_draws,
             server_optimiser=server_optimiser(server, server_lr, server_momentum),
+            norm_passes=norm_passes,
         )
         check_rules(program)
         return program

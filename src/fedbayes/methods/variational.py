@@ -60,6 +60,7 @@ def fedvi(
     server: str | None = None,
     server_lr: float = 1.0,
     server_momentum: float = 0.9,
+    norm_passes: int = 0,
 ) -> Method:
     """Variational clients under any rule, weighting, prior and estimator.
 
@@ -67,6 +68,7 @@ def fedvi(
     pattern of name. `kl` says what multiplies
     `kl_weight`: "constant" (1), "1/B", "1/n" or "blundell". `prior` is "broadcast" or "fixed" (N(0, prior_scale^2)).
     `points` are patterns of weights that are not given a distribution, beside BatchNorm's and the likelihood's own.
+    `norm_passes` as in `fedavg`: a rule that moves the mean further than any client went, as dwc does, needs them.
     """
     options = dict(locals())
     check_options(options)
@@ -118,6 +120,7 @@ def fedvi(
             reference=reference,
             test_draws=test_draws,
             server_optimiser=server_optimiser(server, server_lr, server_momentum),
+            norm_passes=norm_passes,
         )
         check_rules(program)
         return program

@@ -29,6 +29,9 @@ VARIATIONAL = {
     "initial": 0.05,
     "test_draws": 20,
 }
+# DWC takes the broadcast out of the clients' posteriors again: it must be their prior, in full weight. And it adds up
+# what the clients moved: no client has BatchNorm's statistics of such a network.
+DWC: dict[str, Any] = {"rule": "dwc", "prior": "broadcast", "kl_weight": 1.0, "norm_passes": 1}
 TREATMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # method, its options, the network's
     "Deterministic": ("fedavg", {}, {}),
     "MC dropout": ("fedavg", {"mc_dropout": True, "test_draws": 20}, {"dropout": 0.2}),
@@ -179,14 +182,13 @@ def one_round_cells() -> list[Cell]:
         rule, _, warm = row.partition(" ")
         for place, split in enumerate(SPLITS):
             x = experiment_of("WS size", split)
-            # DWC takes the broadcast out of the clients' posteriors again: it must be their prior, in full weight.
-            prior = {"rule": "dwc", "prior": "broadcast", "kl_weight": 1.0} if rule == "DWC" else {}
-            x = replace(x, rounds=1, evaluate_every=1, options={**x.options, "epochs": 400, **prior})
+            own = DWC if rule == "DWC" else {}
+            x = replace(x, rounds=1, evaluate_every=1, options={**x.options, "epochs": 400, **own})
             if warm:
                 # What the server takes leaves unequal classes, which shards would straddle.
                 named = ("labels_per_client", {"k": 2}) if split == "2-class" else SPLITS[split]
                 x = replace(x, partition=named[0], partition_options={**named[1], "server": 0.1})
-                lighter = {"kl_weight": VARIATIONAL["kl_weight"]}
+                lighter = {"kl_weight": VARIATIONAL["kl_weight"], **({"norm_passes": 0} if own else {})}
                 x = replace(x, pretrain={"epochs": 100, "patience": 10, "validation": 0.1, "options": lighter})
             made.append(Cell(row, split, x, _at(printed, place), one_round, "one round"))
     return made
@@ -252,6 +254,8 @@ def small(x: Experiment) -> Experiment:
     pretrain = dict(x.pretrain)
     if x.rounds == 1:
         rounds, options["epochs"] = 1, 40
+        if "norm_passes" in options:
+            options["norm_passes"] = 10  # a client has five batches
         pretrain = {**pretrain, "epochs": 30} if pretrain else {}
     named = (x.partition, x.partition_options)
     if x.partition == "shards":  # classes of unequal size
