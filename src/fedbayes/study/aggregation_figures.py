@@ -73,16 +73,14 @@ def _learning(printed: Printed, drawn: Drawn, output: Path, scale: str) -> Any:
 
     columns = drawn.columns
     figure = Figure(figsize=(3.4 * len(columns), 3.2), layout="constrained")
-    shown = 0
     for ax, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns):
         for label, cell in _cells(printed, drawn, column).items():
             for seed in curves_of(printed, output, scale, [cell]).get(cell.row, []):
                 ax.plot(
                     [r["round"] for r in seed], [r["accuracy"] for r in seed], color=INK[label], lw=1.5, label=label
                 )
-                shown += 1
         _finish(ax, column, "federation round", "test accuracy")
-    return _checked(figure, shown, drawn, scale)
+    return _with_legend(figure, drawn.table, scale)
 
 
 def _retention(printed: Printed, drawn: Drawn, output: Path, scale: str) -> Any:
@@ -90,7 +88,6 @@ def _retention(printed: Printed, drawn: Drawn, output: Path, scale: str) -> Any:
 
     figure = Figure(figsize=(4.2 * len(drawn.columns), 6.2), layout="constrained")
     grid = figure.subplots(len(KINDS), len(drawn.columns), squeeze=False)
-    shown = 0
     for line, (kind, title) in zip(grid, KINDS.items()):
         for ax, column in zip(line, drawn.columns):
             for label, cell in _cells(printed, drawn, column).items():
@@ -98,24 +95,23 @@ def _retention(printed: Printed, drawn: Drawn, output: Path, scale: str) -> Any:
                 if kept:
                     mean = [sum(one[f"{kind}_{part}"] for one in kept) / len(kept) for part in RETAINED]
                     ax.plot([p / 100 for p in RETAINED], mean, color=INK[label], lw=1.5, marker=".", label=label)
-                    shown += 1
             _finish(ax, f"{column}, by {title}", "fraction of test data retained", "accuracy")
-    return _checked(figure, shown, drawn, scale)
+    return _with_legend(figure, drawn.table, scale)
 
 
 def _finish(ax: Any, title: str, across: str, up: str) -> None:
     ax.set_title(title, fontsize=10)
     ax.set(xlabel=across, ylabel=up)
     ax.spines[["top", "right"]].set_visible(False)
-    handles, labels = ax.get_legend_handles_labels()
-    once = dict(zip(labels, handles))
-    if once:
-        ax.legend(once.values(), once.keys(), frameon=False, fontsize=8)
 
 
-def _checked(figure: Any, shown: int, drawn: Drawn, scale: str) -> Any:
-    if not shown:
-        raise InputError(f"no cell of {drawn.table} has been trained at scale {scale}: fedbayes table {drawn.table}")
+def _with_legend(figure: Any, table: str, scale: str) -> Any:
+    """One legend for all panels, below them, where it covers no curve."""
+    found = [entry for ax in figure.axes for entry in zip(*ax.get_legend_handles_labels())]
+    if not found:
+        raise InputError(f"no cell of {table} has been trained at scale {scale}: fedbayes table {table}")
+    once = {label: handle for handle, label in found}
+    figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=len(once), frameon=False, fontsize=9)
     return figure
 
 
@@ -131,7 +127,6 @@ def prior_figure(output: Path, scale: str) -> list[Path]:
     figure = Figure(figsize=(11, 6.2), layout="constrained")
     grid = figure.subplots(2, len(POOLS) * len(INITIAL), squeeze=False, sharey="row")
     inks = {"fixed": "#1b6ca8", "replaced": "#b5482a"}
-    shown = 0
     places = [(pool, initial) for pool in POOLS for initial in INITIAL]
     for line, (metric, called) in zip(grid, (("accuracy", "accuracy"), ("nll", "NLL"))):
         for ax, (pool, initial) in zip(line, places):
@@ -143,13 +138,12 @@ def prior_figure(output: Path, scale: str) -> list[Path]:
                     if files and cell.column == f"{prior} {pool}" and rest == f"{initial:g}":
                         found[gamma] = sum(content["test"][metric] for content in files) / len(files)
                 at = [i for i, gamma in enumerate(GAMMAS) if gamma in found]
-                ax.plot(at, [found[gamma] for gamma in GAMMAS if gamma in found], "o-", color=inks[prior], label=prior)
-                shown += len(at)
+                if at:
+                    scores = [found[gamma] for gamma in GAMMAS if gamma in found]
+                    ax.plot(at, scores, "o-", color=inks[prior], label=prior)
             _finish(ax, f"{pool}, initial scale {initial:g}", "KL weight", called)
             ax.set_xticks(range(len(GAMMAS)), list(GAMMAS))
-    if not shown:
-        raise InputError(f"no cell of agg-prior has been trained at scale {scale}: fedbayes table agg-prior")
-    return save(figure, output / _stem("agg-figure-prior", scale))
+    return save(_with_legend(figure, "agg-prior", scale), output / _stem("agg-figure-prior", scale))
 
 
 def _named(name: str) -> Callable[[Path, str], list[Path]]:
