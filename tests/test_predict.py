@@ -1,6 +1,7 @@
 """The predictive distribution: Kwon's parts, entropies, units, ensembles, MC dropout."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,6 +67,18 @@ def test_the_two_parts_add_up_to_the_variance_of_the_mixture():
     torch.testing.assert_close(p.total, p.probs - p.probs**2)
     torch.testing.assert_close(p.probs.sum(-1), torch.ones(7).double())
     assert (p.epistemic > 0).all()
+
+
+def test_a_network_trained_in_bfloat16_predicts_in_the_precision_of_its_weights():
+    """A posterior so narrow that bfloat16 would round its draws to one and the same network."""
+    model = _classifier(torch.float32)
+    coarse, parts, x = replace(model, bfloat16=True), _parts(model, 1e-4), X.float()
+    got, want = (predictive(m, parts, x, draws=40) for m in (coarse, model))
+    torch.testing.assert_close(got.epistemic, want.epistemic, rtol=0, atol=0)
+    assert (want.epistemic > 1e-12).all()
+    drawn = draw_weights(parts, 40, 0, "predict")["model"]
+    rounded = torch.stack([coarse.output(coarse.weights({"model": w}), x).softmax(-1) for w in drawn])
+    assert ((rounded.var(0) / want.epistemic.clamp(min=1e-30)).log().abs() > 0.5).any()  # why it matters
 
 
 def test_entropy_and_mutual_information_of_an_ensemble():

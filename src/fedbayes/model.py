@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -195,6 +195,11 @@ class Model:
     @property
     def trainable(self) -> dict[str, Layout]:
         return {part: layout for part, layout in self.layouts.items() if not is_static(part)}
+
+    @property
+    def exact(self) -> Model:
+        """The same network in the precision of its weights: bfloat16 would round away what narrow draws differ by."""
+        return replace(self, bfloat16=False)
 
     @property
     def static(self) -> tuple[str, ...]:

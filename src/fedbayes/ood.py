@@ -74,7 +74,7 @@ def scores(
     spares fitting its statistics anew. Costs draws * N forward passes, with ODIN twice more and a backward pass.
     """
     task = run.task
-    model = task.program.model
+    model = task.program.model.exact
     check_inputs(run, x)
     seed = task.seed if seed is None else seed
     able = names(run, x, draws)
@@ -123,7 +123,7 @@ def fit_distance(run: Run) -> Distance:
 
     Targets that are no classes are taken as one class.
     """
-    model, clients = run.task.program.model, run.task.clients
+    model, clients = run.task.program.model.exact, run.task.clients
     data = clients.data
     classes = data.classes if data.kind == "classes" else 1
     weights = _centres({part: run.parts[part] for part in model.layouts})
@@ -244,7 +244,7 @@ def _mean_logits(
     run: Run, parts: Parts, drawn: dict[str, Tensor], place: tuple[int | str, ...]
 ) -> Callable[[Tensor], Tensor]:
     task = as_seen(run).task
-    return lambda x: _outputs(task.program.model, parts, drawn, x, place, task.program.dropout).mean(0)
+    return lambda x: _outputs(task.program.model.exact, parts, drawn, x, place, task.program.dropout).mean(0)
 
 
 def _centres(parts: Parts) -> list[dict[str, Tensor]]:

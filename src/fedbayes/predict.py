@@ -127,8 +127,10 @@ def predictive(
     asked for with the same seed only if it is equal; a Point without dropout needs one draw. A part `noise` holds the
     variance of the targets' noise, which then stands for the likelihood's own, and a factor on the variance between
     draws. `closed`: the exact moments of a linear network, without draws. `carry(f, parts)` carries out f(parts), which
-    stays on the device; not used with dropout, whose normals are the host's.
+    stays on the device; not used with dropout, whose normals are the host's. A network that was trained in bfloat16
+    predicts in the precision of its weights.
     """
+    model = model.exact
     if closed:
         return _in_units(model, _noisy(parts, _linear(model, parts, x)))
     if all(isinstance(parts[p], Point) for p in model.layouts) and not dropout:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Own
+from fedbayes.engine.choice import tensor_cores
 from fedbayes.errors import InputError
 from fedbayes.federation import predicting
 from fedbayes.personalised import Federation, personal_models, personal_scores, refined_task, sums_of
@@ -73,7 +74,8 @@ class Run:
         """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were."""
         if not self.task.program.whole:
             raise InputError("this method has no global model, only personal ones: use run.personal(client).predict(x)")
-        return predict_with(self.task, self.parts, self._stored(x), draws=draws)
+        with tensor_cores("float32"):
+            return predict_with(self.task, self.parts, self._stored(x), draws=draws)
 
     def _stored(self, x: Any) -> Tensor:
         """Inputs in the dtype of the training inputs, checked."""
@@ -129,7 +131,8 @@ class Personal:
 
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """Predictions with their uncertainty parts, as `Run.predict`."""
-        return predict_with(self.run.task, self.parts, self.run._stored(x), draws=draws)
+        with tensor_cores("float32"):
+            return predict_with(self.run.task, self.parts, self.run._stored(x), draws=draws)
 
     @property
     def as_run(self) -> Run:

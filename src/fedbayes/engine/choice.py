@@ -126,7 +126,7 @@ def _mode(compile: str, device: str, steps: int) -> tuple[str, str]:
 PRECISIONS = {
     "float32": "all in float32",
     "tf32": "float32 with TF32 products on a GPU",
-    "bf16": "network in bfloat16 by autocast, posteriors in float32",
+    "bf16": "training in bfloat16 by autocast, posteriors and predictions in float32",
 }
 
 
