@@ -163,6 +163,24 @@ def test_a_cell_of_other_settings_than_the_table_has_now_is_kept_and_named(train
     assert said == [f"digits FedAvg IID: kept, though made with {changed}; without {path} it is trained anew"]
 
 
+def test_a_page_says_what_was_scaled_down(trained):
+    table = printed()
+    longer = [cell._replace(experiment=replace(cell.experiment, rounds=9)) for cell in table.cells]
+    options = {**longer[0].experiment.options, "lr": 0.2}
+    longer[0] = longer[0]._replace(experiment=replace(longer[0].experiment, options=options))
+    less = table._replace(
+        cells=longer,
+        scales={"paper": lambda x: replace(x, options={**x.options, "lr": 0.1}) if x.method == "fedavg" else x},
+    )
+    rows = rows_of("made-1", less, trained, "paper")
+    assert {row["row"]: row["scaled"] for row in rows} == {
+        "FedAvg": ["rounds 2 for 9", "lr 0.1 for 0.2"],
+        "FedUAB": ["rounds 2 for 9"],
+    }
+    assert "Scaled down: rounds 2 for 9, lr 0.1 for 0.2." in cells_page.markdown(less, rows)
+    assert "Scaled down" not in cells_page.markdown(table, rows_of("made-1", table, trained, "paper"))
+
+
 def test_variants_of_a_run_are_rows_of_their_own(trained):
     metrics = {"nll": "test.nll", "twice nll": "measured.double"}
     table = printed()._replace(metrics=metrics, variants={"twice": "-twice"})

@@ -26,7 +26,8 @@ from fedbayes.trained import Run
 Measure = Callable[[Run], Mapping[str, float]]
 SECONDS = 20.0  # between checkpoints of cells that are being trained
 RUNNING = "running"  # below the cells' folder: run folders of cells that are not done
-TOLD = ("rounds", "seed", "evaluate_every")  # beside a cell's figures
+EVALUATED = ("seed", "evaluate_every")
+TOLD = ("rounds", *EVALUATED)  # beside a cell's figures
 WHERE = ("device", "engine", "compile", "at_once")  # how it was executed, which is no part of a cell
 CURVE = ("accuracy", "nll", "ece", "rmse")  # scores that a cell keeps of every evaluated round
 
@@ -199,6 +200,7 @@ def rows_of(name: str, printed: Printed, output: Path, scale: str) -> list[dict[
             having = [content for content in files if _at(content, path) is not None]
             if having:
                 row = _row(name, cell, metric, path, having) | {"otherwise": others}
+                row["scaled"] = scaled(replace(asked, rounds=row["rounds"]), cell.experiment)
                 rows.append(_as_variant(printed, row))
     return rows
 
@@ -209,11 +211,26 @@ def otherwise(content: Mapping[str, Any], asked: Experiment) -> str:
     What a file does not name had its default; an option that there is no more can't be compared. Rounds and seed are
     told elsewhere.
     """
-    kept, now = _settings(content["experiment"]), _settings(table_of(asked))
-    names = [name for name in now | kept if name.partition(".")[0] not in (*TOLD, *WHERE)]
-    pairs = {name: (kept.get(name), now.get(name)) for name in names}
-    told = {name: [f"{v:g}" if isinstance(v, float) else v for v in pair] for name, pair in pairs.items()}
-    return ", ".join(f"{name} {a} (now {b})" for name, (a, b) in told.items() if a != b)
+    unlike = _unlike(content["experiment"], table_of(asked), (*TOLD, *WHERE))
+    return ", ".join(f"{name} {a} (now {b})" for name, (a, b) in unlike.items())
+
+
+def scaled(made: Experiment, printed: Experiment) -> list[str]:
+    """Where a cell is made with less than is printed: `rounds 30 for 400`."""
+    unlike = _unlike(table_of(made), table_of(printed), (*EVALUATED, *WHERE))
+    return [f"{name.removeprefix('options.')} {a} for {b}" for name, (a, b) in unlike.items()]
+
+
+def _unlike(table: Mapping[str, Any], other: Mapping[str, Any], but: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
+    """The settings that two tables of experiments do not share, but those of some keys."""
+    a, b = _settings(table), _settings(other)
+    names = [name for name in b | a if name.partition(".")[0] not in but]
+    pairs = {name: (_told(a.get(name)), _told(b.get(name))) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _told(value: Any) -> Any:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else value
 
 
 def _settings(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,15 @@ def made_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
     several = [f"{span(n)} {word}{'s' * (n[-1] > 1)}" for n, word in ((counts, "round"), (seeds, "seed"))]
     made = f"{', '.join(several)}, on {', '.join(devices)}"
-    return made + (f", commit {', '.join(commits)}." if commits else ".")
+    less = dict.fromkeys(setting for row in rows for setting in row["scaled"])
+    return (
+        made
+        + (f", commit {', '.join(commits)}." if commits else ".")
+        + (f" {SCALED} {', '.join(less)}." if less else "")
+    )
+
+
+SCALED = "Scaled down:"
 
 
 OTHERWISE = "Made with other settings than the table has now:"
