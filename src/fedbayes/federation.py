@@ -214,9 +214,9 @@ def restating(program: Program) -> Program | None:
 
     Clients train at rate 0, by the steps they have, and only the statistics are pooled.
     """
-    rules = {part: rule for part, rule in program.rules.items() if is_static(part)}
     if not program.norm_passes:
         return None
+    rules = {part: rule for part, rule in program.rules.items() if is_static(part)}
     if not rules:
         raise InputError("norm_passes: the network shares no statistics such as BatchNorm's; set it to 0")
     phases = tuple(phase._replace(epochs=program.norm_passes) for phase in program.client.phases)
