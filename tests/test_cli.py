@@ -85,12 +85,17 @@ def test_resuming_a_finished_run_says_so(home):
         ("networks", "mlp"),
         ("partitions", "dirichlet_own"),
         ("experiments", "quickstart"),
+        ("table", "fedppd-1"),
     ],
 )
 def test_lists_have_a_name_and_a_sentence_a_line(command, word):
     lines = call(command).splitlines()
     assert any(line.startswith(word) for line in lines)
     assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_figures_are_listed_where_none_is_named():
+    assert {"fedppd-2", "agg-prior", "pfedpf-confidence"} <= set(call("figure").split())
 
 
 def test_data_sets_are_listed_with_sizes_kinds_and_presence():

@@ -53,14 +53,15 @@ def table(
 
 @app.command()
 def figure(
-    name: Annotated[
-        str, typer.Argument(help="feduab-6, feduab-7, fedppd-2, fedag-2, fedag-3, agg-2 to agg-9, or agg-prior.")
-    ],
+    name: Annotated[str, typer.Argument(help="Such as fedppd-2 or agg-prior; without a name, a list of them.")] = "",
     scale: Annotated[str, typer.Option(help="Of the cells that are drawn: paper, short, small.")] = "paper",
     output: Annotated[Path, typer.Option(help="The folder of the cells, and to write to.")] = Path("docs/results"),
 ) -> None:
     """Draw a published figure again, as SVG and PNG."""
-    from fedbayes.study.figures import draw
+    from fedbayes.study.figures import FIGURES, draw
 
+    if not name:
+        print(*FIGURES, sep="\n")
+        return
     for path in draw(name, output, scale):
         print(path)

@@ -15,6 +15,7 @@ PERCENT = ("accuracy", "ece", "mce")
 CAPITALS = ("nll", "ece", "mce", "auroc", "aupr", "fpr95", "rmse")
 BETTER_HIGH = ("accuracy", "auroc", "aupr")
 INKS = ("#1b6ca8", "#b5482a", "#5b8c3e", "#7a4fa3", "#c08a1e", "#3c8f8f", "#8a8a8a", "#b03a6f")
+LOOKS = tuple({"color": ink, "linestyle": line} for line in ("-", "--", ":") for ink in INKS)
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1c2733; }
 table { border-collapse: collapse; margin: 1rem 0 2rem; } td, th { padding: .3rem .7rem; text-align: right; }
@@ -167,10 +168,10 @@ def curves(printed: Printed, output: Path, scale: str, group: str, column: str, 
         return ""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axes, metric in zip(figure.subplots(1, 2), (f"{prefix}accuracy", f"{prefix}nll")):
-        for ink, (row, seeds) in zip(INKS * 3, found.items()):
+        for look, (row, seeds) in zip(LOOKS, found.items()):
             at = [r["round"] for r in seeds[0]]
             mean = [sum(seed[i][metric] for seed in seeds) / len(seeds) for i in range(len(at))]
-            axes.plot(at, mean, color=ink, lw=1.4, label=row)
+            axes.plot(at, mean, **look, lw=1.4, label=row)
         axes.set(xlabel="round", ylabel=metric.replace("_", " "))
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(fontsize=8, frameon=False)

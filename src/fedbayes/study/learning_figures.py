@@ -9,7 +9,7 @@ from typing import Any
 from fedbayes.errors import InputError
 from fedbayes.study import printed_fedppd, printed_feduab
 from fedbayes.study.cells import curves_of
-from fedbayes.study.cells_page import INKS
+from fedbayes.study.cells_page import LOOKS
 from fedbayes.study.regression_figures import save
 
 Draw = Callable[[Path, str], list[Path]]
@@ -32,12 +32,12 @@ def _figure(table: str, column: str, prefix: str, stem: str) -> Draw:
         figure = Figure(figsize=(10.5, 3.2 * len(found)), layout="constrained")
         for line, (group, curves) in zip(figure.subplots(len(found), 2, squeeze=False), found.items()):
             for ax, metric in zip(line, ("accuracy", "nll")):
-                for ink, (row, seeds) in zip(INKS * 2, curves.items()):
+                for look, (row, seeds) in zip(LOOKS, curves.items()):
                     name = prefix + metric
                     points = [[(r["round"], r[name]) for r in seed if name in r] for seed in seeds]
                     mean = [sum(seed[i][1] for seed in points) / len(points) for i in range(len(points[0]))]
                     marker = "o" if len(mean) < 12 else ""
-                    ax.plot([at for at, _ in points[0]], mean, marker=marker, ms=3, color=ink, lw=1.3, label=row)
+                    ax.plot([at for at, _ in points[0]], mean, marker=marker, ms=3, **look, lw=1.3, label=row)
                 ax.set(title=f"{group}, {column}", xlabel="round", ylabel=metric if metric == "accuracy" else "NLL")
                 ax.spines[["top", "right"]].set_visible(False)
                 _zoom(ax, curves, prefix + metric)
