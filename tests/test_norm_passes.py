@@ -51,6 +51,43 @@ def test_weights_are_not_touched(clients):
     torch.testing.assert_close(trained(clients, 3).posterior.mean, trained(clients, 0).posterior.mean, rtol=0, atol=0)
 
 
+class Watched(torch.autograd.Function):
+    backwards = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, slope):
+        Watched.backwards += 1
+        return slope
+
+
+class Watch(nn.Module):
+    def forward(self, x):
+        return Watched.apply(x)
+
+
+def test_they_cost_no_backward_pass(clients):
+    counts = []
+    for passes in (0, 3):
+        method = fb.methods.fedavg(lr=0.1, epochs=2, batch=100, norm_passes=passes)
+        Watched.backwards = 0
+        fb.fit(nn.Sequential(*network(), Watch()), clients, method=method, rounds=1, engine="loop", compile="off")
+        counts.append(Watched.backwards)
+    assert counts[0] == counts[1] >= 2 * len(clients)
+
+
+def test_compiled_they_are_the_same(clients):
+    a, b = (
+        fb.fit(network(), clients, method=fb.methods.fedavg(lr=0.1, batch=20, norm_passes=2), rounds=2, compile=how)
+        for how in ("off", "on")
+    )
+    assert b.task.restate.steps.mode == "compiled"
+    torch.testing.assert_close(statistics(a), statistics(b), rtol=1e-4, atol=1e-5)
+
+
 def test_engines_agree(clients):
     a, b = (statistics(trained(clients, 2, engine=engine)) for engine in ("loop", "stacked"))
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedbayes.clients.client import Client, Info, Upload
 from fedbayes.errors import InputError
+from fedbayes.gradient import still
 from fedbayes.lowrank import mean_covariance
 from fedbayes.model import Model, is_static
 from fedbayes.noise import generator
@@ -212,14 +213,15 @@ def gathering(program: Program) -> Program | None:
 def restating(program: Program) -> Program | None:
     """The program by which a cohort takes BatchNorm's statistics of the pooled network; None: they are averaged.
 
-    Clients train at rate 0, by the steps they have, and only the statistics are pooled.
+    Clients take the steps they have without gradients, at rate 0, and only the statistics are pooled.
     """
     if not program.norm_passes:
         return None
     rules = {part: rule for part, rule in program.rules.items() if is_static(part)}
     if not rules:
         raise InputError("norm_passes: the network shares no statistics such as BatchNorm's; set it to 0")
-    phases = tuple(phase._replace(epochs=program.norm_passes) for phase in program.client.phases)
+    passes = program.norm_passes
+    phases = tuple(phase._replace(step=still(phase.step), epochs=passes) for phase in program.client.phases)
     return program._replace(
         client=program.client._replace(phases=phases),
         rules=rules,
