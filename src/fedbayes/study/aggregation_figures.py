@@ -68,10 +68,19 @@ def _cells(printed: Printed, drawn: Drawn, column: str) -> dict[str, Cell]:
     }
 
 
+def _columns(printed: Printed, drawn: Drawn, output: Path, scale: str) -> list[str]:
+    """The figure's columns of which a cell has been trained, or all where none has been."""
+
+    def trained(column: str) -> bool:
+        return any(files_of(printed, cell, output, scale) for cell in _cells(printed, drawn, column).values())
+
+    return [column for column in drawn.columns if trained(column)] or list(drawn.columns)
+
+
 def _learning(printed: Printed, drawn: Drawn, output: Path, scale: str) -> Any:
     from matplotlib.figure import Figure
 
-    columns = drawn.columns
+    columns = _columns(printed, drawn, output, scale)
     figure = Figure(figsize=(3.4 * len(columns), 3.2), layout="constrained")
     for ax, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns):
         for label, cell in _cells(printed, drawn, column).items():
@@ -86,10 +95,11 @@ def _learning(printed: Printed, drawn: Drawn, output: Path, scale: str) -> Any:
 def _retention(printed: Printed, drawn: Drawn, output: Path, scale: str) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2 * len(drawn.columns), 6.2), layout="constrained")
-    grid = figure.subplots(len(KINDS), len(drawn.columns), squeeze=False)
+    columns = _columns(printed, drawn, output, scale)
+    figure = Figure(figsize=(4.2 * len(columns), 6.2), layout="constrained")
+    grid = figure.subplots(len(KINDS), len(columns), squeeze=False)
     for line, (kind, title) in zip(grid, KINDS.items()):
-        for ax, column in zip(line, drawn.columns):
+        for ax, column in zip(line, columns):
             for label, cell in _cells(printed, drawn, column).items():
                 kept = [content["measured"] for content in files_of(printed, cell, output, scale)]
                 if kept:
