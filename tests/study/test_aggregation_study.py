@@ -109,6 +109,7 @@ def test_figures_are_drawn_from_the_cells_there_are(trained):
         made = figures.draw(name, output, "small")
         assert [p.suffix for p in made] == [".svg", ".png"]
         assert "Conflation" in made[0].read_text()
+        assert "2-class" not in made[0].read_text()  # no empty panel
     with pytest.raises(InputError, match="fedbayes table agg-3"):
         figures.draw("agg-4", output, "small")
     with pytest.raises(InputError, match="figure"):
@@ -135,5 +136,5 @@ def test_a_shortened_schedule_keeps_the_shape():
     assert (short.rounds, short.options["lr_silent"]) == (40, 5)
     assert short.options["lr_decay"] == pytest.approx(0.96**2)
     once = SCALES["short"](TABLES["agg-4"]().cells[4].experiment)
-    assert (once.rounds, once.options["epochs"], once.pretrain["epochs"]) == (1, 40, 40)
+    assert (once.rounds, once.options["epochs"], once.pretrain["epochs"]) == (1, 160, 40)
     assert replace(short, rounds=200) != whole
