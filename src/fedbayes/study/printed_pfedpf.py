@@ -44,6 +44,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
 # In-distribution sets of table I whose training files are not at hand: their rows are absent.
 ABSENT = {"CIFAR100": "a part of its training files only", "SVHN": "a part of its training files only"}
 LOCAL = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4, "batch": 128, "epochs": 5, "test_draws": 100}
+# Table I's network: at the printed rate of .01 it is at 25 % after 13 rounds, and by averaged statistics at chance.
+DEEP = {"lr": 0.1, "norm_passes": 2}
 CONVERGED = {"refine": "flow", "flow_lr": 3e-2, "flow_epochs": 60}
 ROWS = 1500  # of a client
 OWN = {
@@ -87,7 +89,7 @@ def experiment_of(data: str, method: str) -> Experiment:
         clients=20,
         test_per_client=500,
         method=METHODS[method],
-        options=LOCAL,
+        options={**LOCAL, **(DEEP if data == WIDE else {})},
     )
 
 
