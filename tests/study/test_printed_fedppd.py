@@ -1,6 +1,7 @@
 """FedPPD's cells: the published figures stand where they were printed, and every experiment can be built."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,8 +69,14 @@ def test_fedppd_is_as_published_and_t_1_stands_beside_it():
     assert (cold["temperature"], cold["cooling"]) == (4.0, "1/n")
     assert "temperature" not in warm  # the method's own: the posterior
     assert cold["student"] == "fedppd_mnist_student"
-    wide = printed_fedppd.experiment_of("MNIST", "FedAvg with the student's network")
-    assert (wide.network, wide.method) == ("fedppd_mnist_student", "fedavg")
+
+
+def test_every_baseline_stands_there_with_the_students_network_too():
+    baselines = [row for row in printed_fedppd.ROWS if not row.startswith("FedPPD") and "student" not in row]
+    for row in baselines:
+        own, wide = (printed_fedppd.experiment_of("MNIST", name) for name in (row, f"{row} with the student's network"))
+        assert f"{row} with the student's network" in printed_fedppd.ROWS
+        assert wide == replace(own, network="fedppd_mnist_student")
 
 
 def _digits_run():

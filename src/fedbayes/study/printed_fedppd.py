@@ -109,7 +109,9 @@ ROWS = (
     "FedPA",
     "FedPPD at T = 1",
     "FedAvg with the student's network",
+    "FedAvg + SWAG with the student's network",
     "FedBE with the student's network",
+    "FedPA with the student's network",
 )
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedAvg": ("fedavg", {}),
