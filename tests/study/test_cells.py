@@ -142,6 +142,15 @@ def test_rows_stand_beside_the_published_figures(trained):
     assert set(curves_of(printed(), trained, "paper", printed().cells)) == {"FedAvg", "FedUAB"}
 
 
+def test_a_row_with_a_change_has_its_base_rows_colour():
+    rows = ["a", "b", "b with more", *(f"row {n}" for n in range(20))]
+    a, b, changed, *others = cells_page.looks(rows)
+    assert a["color"] != b["color"] == changed["color"]
+    assert (b["linestyle"], changed["linestyle"]) == ("-", "--")
+    lines = [tuple(look.values()) for look in (a, b, *others)]
+    assert len(set(lines)) == len(lines)
+
+
 def test_a_cell_of_other_settings_than_the_table_has_now_is_kept_and_named(trained):
     table, said = printed(dropout=0.1), []
     options = {"lr": 0.2, "epochs": 1, "momentum": 0.9}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ PERCENT = ("accuracy", "ece", "mce")
 CAPITALS = ("nll", "ece", "mce", "auroc", "aupr", "fpr95", "rmse")
 BETTER_HIGH = ("accuracy", "auroc", "aupr")
 INKS = ("#1b6ca8", "#b5482a", "#5b8c3e", "#7a4fa3", "#c08a1e", "#3c8f8f", "#8a8a8a", "#b03a6f")
-LOOKS = tuple({"color": ink, "linestyle": line} for line in ("-", "--", ":") for ink in INKS)
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1c2733; }
 table { border-collapse: collapse; margin: 1rem 0 2rem; } td, th { padding: .3rem .7rem; text-align: right; }
@@ -154,6 +153,16 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     return f"<td>{_number(metric, ours)}{error}<br><small>{there}</small></td>"
 
 
+def looks(rows: Iterable[str]) -> list[dict[str, str]]:
+    """A line for each row: another colour, then other dashes; "A with B" has the colour of A and is dashed."""
+    made: dict[str, dict[str, str]] = {}
+    own = ({"color": ink, "linestyle": line} for line in ("-", "--", ":") for ink in INKS)
+    for row in rows:
+        base, changed, _ = row.partition(" with ")
+        made[row] = {**made[base], "linestyle": "--"} if changed and base in made else next(own)
+    return list(made.values())
+
+
 def curves(printed: Printed, output: Path, scale: str, group: str, column: str, prefix: str = "") -> str:
     """Accuracy and NLL by round of all rows of one column, as SVG; empty where nothing was evaluated twice."""
     from matplotlib.figure import Figure
@@ -168,7 +177,7 @@ def curves(printed: Printed, output: Path, scale: str, group: str, column: str, 
         return ""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axes, metric in zip(figure.subplots(1, 2), (f"{prefix}accuracy", f"{prefix}nll")):
-        for look, (row, seeds) in zip(LOOKS, found.items()):
+        for (row, seeds), look in zip(found.items(), looks(found)):
             at = [r["round"] for r in seeds[0]]
             mean = [sum(seed[i][metric] for seed in seeds) / len(seeds) for i in range(len(at))]
             axes.plot(at, mean, **look, lw=1.4, label=row)

@@ -9,7 +9,7 @@ from typing import Any
 from fedbayes.errors import InputError
 from fedbayes.study import printed_fedppd, printed_feduab
 from fedbayes.study.cells import curves_of
-from fedbayes.study.cells_page import LOOKS
+from fedbayes.study.cells_page import looks
 from fedbayes.study.regression_figures import save
 
 Draw = Callable[[Path, str], list[Path]]
@@ -32,7 +32,7 @@ def _figure(table: str, column: str, prefix: str, stem: str) -> Draw:
         figure = Figure(figsize=(10.5, 3.2 * len(found)), layout="constrained")
         for line, (group, curves) in zip(figure.subplots(len(found), 2, squeeze=False), found.items()):
             for ax, metric in zip(line, ("accuracy", "nll")):
-                for look, (row, seeds) in zip(LOOKS, curves.items()):
+                for (row, seeds), look in zip(curves.items(), looks(curves)):
                     name = prefix + metric
                     points = [[(r["round"], r[name]) for r in seed if name in r] for seed in seeds]
                     mean = [sum(seed[i][1] for seed in points) / len(points) for i in range(len(points[0]))]
