@@ -17,7 +17,7 @@ from fedbayes.scores import SUMS
 from fedbayes.study.outside import RANKINGS, outside
 from fedbayes.trained import Personal, Run
 
-MOST = 2000  # inputs of a set from elsewhere
+TIMES = 4  # so many inputs from elsewhere for each test row of a client, at most
 FAR = 2000.0
 
 
@@ -33,16 +33,19 @@ def personal_runs(run: Run, clients: Sequence[int] | None = None) -> Iterator[tu
 
 
 def personal_figures(
-    run: Run, elsewhere: Mapping[str, str] | None = None, *, only: Iterable[str] = ("msp",), most: int = MOST
+    run: Run, elsewhere: Mapping[str, str] | None = None, *, only: Iterable[str] = ("msp",), most: int | None = None
 ) -> dict[str, float]:
     """Scores of all personal models on their clients' test rows, by one pass over the clients.
 
     Accuracy, NLL and ECE are decoded from the sums over clients. For each set of `elsewhere` (label -> its name for
-    `outside`) and each OOD score: AUROC, AUPR and FPR95 of the client's test rows against the set, averaged over
-    clients, as `LABEL auroc` for the largest probability and `SCORE LABEL auroc` for others. `far confidence` is the
-    mean largest probability of the test rows scaled 2000 times, `seconds` what it took to make a client's model.
+    `outside`) and each OOD score: AUROC, AUPR and FPR95 of the client's test rows against the set (`most` rows of it,
+    at most four times as many), averaged over clients, as `LABEL auroc` for the largest probability and `SCORE LABEL
+    auroc` for others. `far confidence` is the mean largest probability of the test rows scaled 2000 times, `seconds`
+    what it took to make a client's model.
     """
-    data = run.task.clients.data
+    data, clients = run.task.clients.data, run.task.clients
+    if most is None:
+        most = TIMES * max(len(clients.test_rows(k)) for k in range(len(clients)))
     places = {label: outside(name, run, most=most) for label, name in (elsewhere or {}).items()}
     sums_of, scores_of = SUMS["classes"]
     sums: dict[str, Tensor] = {}
@@ -50,7 +53,7 @@ def personal_figures(
     asked_last: Run | None = None
     far: dict[str, dict[str, Tensor]] = {}  # scores of the sets from elsewhere by the model that was asked last
     for k, own, seconds in personal_runs(run):
-        rows = run.task.clients.test_rows(k)
+        rows = clients.test_rows(k)
         x, y = data.test_x[rows], data.test_y[rows].to(run.task.device)
         made = sums_of(own.predict(x).probs, y)
         sums = {name: sums[name] + t if sums else t for name, t in made.items()}
