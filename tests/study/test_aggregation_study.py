@@ -138,3 +138,14 @@ def test_a_shortened_schedule_keeps_the_shape():
     once = SCALES["short"](TABLES["agg-4"]().cells[4].experiment)
     assert (once.rounds, once.options["epochs"], once.pretrain["epochs"]) == (1, 160, 40)
     assert replace(short, rounds=200) != whole
+
+
+def test_in_one_long_round_dwc_clients_keep_to_what_the_server_knew():
+    found = {cell.row: cell.experiment for cell in TABLES["agg-4"]().cells if cell.column == "IID"}
+    dwc, light, ws = (found[row] for row in ("DWC pre-trained", "DWC light KL pre-trained", "WS pre-trained"))
+    assert (dwc.options["rule"], dwc.options["prior"], dwc.options["kl_weight"]) == ("dwc", "broadcast", 1.0)
+    assert light == replace(dwc, options={**dwc.options, "kl_weight": ws.options["kl_weight"]})
+    for x in (dwc, light, ws):
+        assert x.options["lr_within"] == "falling"
+        assert x.pretrain["options"]["lr_within"] == "constant"
+        assert x.pretrain["options"]["kl_weight"] == ws.options["kl_weight"]

@@ -149,6 +149,7 @@ def test_a_row_with_a_change_has_its_base_rows_colour():
     assert (b["linestyle"], changed["linestyle"]) == ("-", "--")
     lines = [tuple(look.values()) for look in (a, b, *others)]
     assert len(set(lines)) == len(lines)
+    assert len(cells_page.looks(map(str, range(100)))) == 100
 
 
 def test_a_cell_of_other_settings_than_the_table_has_now_is_kept_and_named(trained):

@@ -6,6 +6,7 @@ import html
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 def looks(rows: Iterable[str]) -> list[dict[str, str]]:
     """A line for each row: another colour, then other dashes; "A with B" has the colour of A and is dashed."""
     made: dict[str, dict[str, str]] = {}
-    own = ({"color": ink, "linestyle": line} for line in ("-", "--", ":") for ink in INKS)
+    own = cycle({"color": ink, "linestyle": line} for line in ("-", "--", ":") for ink in INKS)
     for row in rows:
         base, changed, _ = row.partition(" with ")
         made[row] = {**made[base], "linestyle": "--"} if changed and base in made else next(own)

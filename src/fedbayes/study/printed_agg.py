@@ -240,10 +240,7 @@ def prior_cells() -> list[Cell]:
 
 
 def shortened(rounds: int, silent: int, decay: float) -> Callable[[Experiment], Experiment]:
-    """Fewer rounds of E = 1, proportionally fewer of E = 5, and .4 of the epochs of a single round.
-
-    There the server's epochs shrink with the clients': by how much longer these train is what DWC turns on.
-    """
+    """Fewer rounds of E = 1, proportionally fewer of E = 5, .4 of the clients' and the server's epochs in table 4."""
 
     def short(x: Experiment) -> Experiment:
         epochs = x.options["epochs"]
