@@ -217,8 +217,15 @@ def test_another_number_of_rounds_is_another_file_and_the_longest_counts(trained
     assert rows_of("made-1", printed(), tmp_path, "paper")[0]["rounds"] == 2
 
 
+def test_a_table_of_another_scale_is_pointed_at(trained, monkeypatch):
+    monkeypatch.setitem(PRINTED, "made-1", printed)
+    monkeypatch.setitem(TABLES, "made-1", printed().title)
+    with pytest.raises(InputError, match="at scale tiny: there are some of --scale paper"):
+        run_published("made-1", trained, scale="tiny", train=False)
+
+
 def test_a_table_that_was_never_run_or_is_unknown_says_so(tmp_path):
-    with pytest.raises(InputError, match="has been run yet"):
+    with pytest.raises(InputError, match="feduab-6 has been run at scale paper: run fedbayes table feduab-6"):
         run_published("feduab-6", tmp_path, train=False)
     with pytest.raises(InputError, match="did you mean"):
         run_published("feduab-66", tmp_path)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbayes.errors import InputError, unknown
+from fedbayes.errors import unknown
 from fedbayes.files import write_atomically
 from fedbayes.methods import METHODS, method_named, option_names
 from fedbayes.posterior import save
@@ -305,9 +305,3 @@ def curves_of(
     """The curves of some cells, by row: one list of evaluated rounds a seed."""
     made = {cell.row: [content["curve"] for content in files_of(printed, cell, output, scale)] for cell in cells}
     return {row: curves for row, curves in made.items() if curves}
-
-
-def check_rows(rows: list[dict[str, Any]]) -> None:
-    """Raise where nothing has been run."""
-    if not rows:
-        raise InputError("no cell of this table has been run yet")

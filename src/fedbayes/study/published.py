@@ -10,7 +10,7 @@ from typing import Any
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
 from fedbayes.study import cells_page, printed_agg, printed_fedppd, printed_feduab, printed_pfedpf, tables
-from fedbayes.study.cells import Printed, Say, check_rows, rows_of, run_cells
+from fedbayes.study.cells import Printed, Say, rows_of, run_cells
 from fedbayes.study.run import Watch
 from fedbayes.study.sweep import values_of
 
@@ -57,7 +57,10 @@ def run_published(
         asked = {"only": only, "scale": scale, "seeds": numbers, "changes": changes, "keep": keep}
         run_cells(printed, output, **asked, say=say, watch=watch)
     rows = rows_of(name, printed, output, scale)
-    check_rows(rows)
+    if not rows:
+        others = [other for other in printed.scales if rows_of(name, printed, output, other)]
+        mend = f"there are some of --scale {', '.join(others)}" if others else f"run fedbayes table {name}"
+        raise InputError(f"no cell of {name} has been run at scale {scale}: {mend}")
     stem = name if scale == "paper" else f"{name}-{scale}"
     text = cells_page.markdown(printed, rows)
     write_atomically(output / f"{stem}.json", (json.dumps(rows, indent=1) + "\n").encode())
