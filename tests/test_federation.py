@@ -191,7 +191,8 @@ def test_a_client_that_diverges_is_left_out_and_named(method):
     order = open_round(task.program, state, clients=4, cohort=4, seed=0)._replace(cohort=(0, 1, 3))
     alone, _ = close_round(task.program, state, order, task.engine.train(order, lambda k: None))
     with_all = next(rounds(task, task.begin(), Memory()))[0].state
-    assert torch.equal(with_all.broadcast["model"].mean, alone.broadcast["model"].mean)
+    # Not to the bit: three stacked clients may be multiplied by other code than four.
+    torch.testing.assert_close(with_all.broadcast["model"].mean, alone.broadcast["model"].mean, rtol=1e-5, atol=1e-7)
 
 
 def test_a_round_in_which_all_diverge_leaves_the_posterior_as_it_was():

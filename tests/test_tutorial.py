@@ -19,7 +19,7 @@ def blocks(page: str) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(("page", "least"), [("docs/tutorial.md", 10), ("README.md", 3)])
 def test_the_code_of_a_page_runs(page, least, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.mkdtemp", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     found = blocks(page)
     assert len(found) >= least
     names: dict[str, object] = {"__name__": "tutorial"}

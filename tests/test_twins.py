@@ -56,8 +56,8 @@ def test_it_is_a_functional_call(network: str) -> None:
     made = call(module, ours, x)
     assert all(torch.equal(before[n], t) for n, t in module.state_dict().items())
     # On a copy: a layer that is used twice is left with the given weights by it.
-    assert torch.equal(made, functional_call(copy.deepcopy(module), theirs, (x,)))
-    assert all(torch.equal(ours[n], theirs[n]) for n in ours), "buffers are written where they were given"
+    torch.testing.assert_close(made, functional_call(copy.deepcopy(module), theirs, (x,)))
+    torch.testing.assert_close(ours, theirs)  # buffers are written where they were given
 
 
 def test_gradients_of_stacked_weights_are_those_of_a_functional_call() -> None:
@@ -67,7 +67,7 @@ def test_gradients_of_stacked_weights_are_those_of_a_functional_call() -> None:
         vmap(grad(lambda w, f=f: f(module, w).square().sum()))(stacked)
         for f in (lambda m, w: call(m, w, x), lambda m, w: functional_call(m, w, (x,)))
     )
-    assert all(torch.equal(ours[n], theirs[n]) for n in stacked)
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_after_a_failure_a_module_has_its_own_weights() -> None:

@@ -9,5 +9,6 @@ def test_words_of_the_command_line_stay_out_of_what_is_compiled(monkeypatch):
     arguments = ["fedbayes", "table", "fedppd-1", "--only", "FedAvg with the student's network"]
     monkeypatch.setattr(sys, "argv", list(arguments))
     x = torch.arange(7.0)
-    assert torch.equal(Compiled(lambda t: {"twice": (t + t).cos()})(x)["twice"], (x + x).cos())
+    # Compiled code has a cosine of its own.
+    torch.testing.assert_close(Compiled(lambda t: {"twice": (t + t).cos()})(x)["twice"], (x + x).cos())
     assert sys.argv == arguments

@@ -1,5 +1,6 @@
 """The app that `fedbayes flower init` writes: it is whole, its experiment trains, and it needs no Flower to be made."""
 
+import shutil
 import subprocess
 import tomllib
 from dataclasses import replace
@@ -59,6 +60,9 @@ def test_scripts_are_plain_shell(tmp_path: Path, script: str) -> None:
     subprocess.run(["sh", "-n", script], cwd=tmp_path / "demo", check=True)
 
 
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="openssl and ssh-keygen make the keys"
+)
 def test_keys_are_made_once_and_never_lost(tmp_path: Path) -> None:
     init(tmp_path / "demo")
     made = []
@@ -70,3 +74,17 @@ def test_keys_are_made_once_and_never_lost(tmp_path: Path) -> None:
     assert set(made[1]) - set(made[0]) == {"node-1", "node-1.pub", "node-1.crt", "node-1.key"}
     config = tomllib.loads((tmp_path / "demo/.flwr/config.toml").read_text())
     assert config["superlink"]["demo"]["address"] == "127.0.0.1:9443"
+
+
+def test_a_machine_without_the_tools_is_told_which_one_to_install(tmp_path: Path) -> None:
+    init(tmp_path / "demo")
+    (tmp_path / "bin").mkdir()
+    for tool in ("sh", "dirname"):
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool) or "")
+    done = subprocess.run(
+        [tmp_path / "bin" / "sh", "secure.sh", "1"],
+        cwd=tmp_path / "demo", env={"PATH": str(tmp_path / "bin")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.strip() == "secure.sh needs openssl, which is not installed here"
+    assert not (tmp_path / "demo" / "keys").exists()

@@ -60,7 +60,7 @@ def alone(experiment: Experiment, folder: Path) -> fb.Run:
     return run_here(replace(experiment, engine="loop"), folder)[experiment.method]
 
 
-def same(a: fb.Run, b: fb.Run, tolerance: float = 0.0) -> None:
+def same(a: fb.Run, b: fb.Run, tolerance: float = 1e-9) -> None:
     ours, theirs = a.progress.state.broadcast, b.progress.state.broadcast
     assert ours.keys() == theirs.keys()
     for part in ours:
@@ -69,6 +69,13 @@ def same(a: fb.Run, b: fb.Run, tolerance: float = 0.0) -> None:
                 torch.testing.assert_close(
                     getattr(ours[part], field), getattr(theirs[part], field), rtol=tolerance, atol=tolerance
                 )
+
+
+def close(a: object, b: object) -> bool:
+    """Equal but for the last digits of numbers: scores are added up by other code at a node than in the engine."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(close(a[key], b[key]) for key in a)
+    return a == pytest.approx(b, rel=1e-9) if isinstance(a, float) else a == b
 
 
 @pytest.mark.parametrize("row", METHODS)
@@ -81,7 +88,7 @@ def test_every_method_gives_what_the_loop_engine_gives(tiny: Experiment, tmp_pat
     same(far, near)
     for ours, theirs in zip(far.journal, near.journal, strict=True):
         for key in ("cohort", "dropped", "left_out", "train", "test", "validation", "personal"):
-            assert ours.get(key) == theirs.get(key), key
+            assert close(ours.get(key), theirs.get(key)), key
 
 
 def test_a_comparison_runs_each_of_its_methods(tiny: Experiment, tmp_path: Path) -> None:

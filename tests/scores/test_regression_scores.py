@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-import scoringrules
 import torch
 from scipy import stats
 
 from fedbayes import scores
+
+scoringrules = pytest.importorskip("scoringrules", reason="scoringrules, the oracle of these scores, is not installed")
 
 
 @pytest.fixture(params=[(), (3,)], ids=["one output", "three outputs"])
