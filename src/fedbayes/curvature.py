@@ -47,14 +47,15 @@ def check_curvature(group: Group, structure: str) -> None:
 
 
 def zeros(group: Group, structure: str, like: Tensor) -> Sums:
-    """The sums before any row."""
+    """The sums before any row; matrices in float64, for rounding in float32 can be larger than the prior's precision."""
     size, shape = group.layout.size, group.layout.shapes[0]
     if structure == "kron":
         outputs, inputs = shape
         shapes: dict[str, tuple[int, ...]] = {"inputs": (inputs, inputs), "outputs": (outputs, outputs), "rows": ()}
     else:
         shapes = {structure: (size,) if structure == "diag" else (size, size)}
-    return {name: like.new_zeros(s) for name, s in shapes.items()}
+    dtype = like.dtype if structure == "diag" else torch.float64
+    return {name: like.new_zeros(s, dtype=dtype) for name, s in shapes.items()}
 
 
 def terms(
@@ -62,17 +63,19 @@ def terms(
 ) -> tuple[Sums, Tensor]:
     """A batch's terms of the sums, and its outputs [B, C]."""
     output = group.output(vector, seen, vectors)
-    curvature = of_outputs(group.model.likelihood, output, group.model.weights(vectors))
+    precise = output if structure == "diag" else output.double()
+    curvature = of_outputs(group.model.likelihood, precise, group.model.weights(vectors))
     if mask is not None:
         # where, not a product: a padded row may be inf or nan.
         curvature = torch.where(mask[:, None, None], curvature, 0)
         seen = torch.where(mask.reshape([-1] + [1] * (seen.dim() - 1)), seen, 0)
     if group.linear and structure == "kron":
-        rows = seen.new_full((), len(seen)) if mask is None else mask.sum().to(seen.dtype)
-        return {"inputs": seen.mT @ seen, "outputs": curvature.sum(0), "rows": rows}, output
+        features = seen.to(curvature.dtype)
+        rows = features.new_full((), len(features)) if mask is None else mask.sum().to(features.dtype)
+        return {"inputs": features.mT @ features, "outputs": curvature.sum(0), "rows": rows}, output
     if group.linear:
-        return {structure: _of_linear(structure, seen, curvature, group.bias)}, output
-    jacobian = jacrev(lambda v: group.output(v, seen, vectors))(vector)
+        return {structure: _of_linear(structure, seen.to(curvature.dtype), curvature, group.bias)}, output
+    jacobian = jacrev(lambda v: group.output(v, seen, vectors))(vector).to(curvature.dtype)
     half = torch.einsum("bcd,bdp->bcp", curvature, jacobian)
     subscripts = "bcp,bcp->p" if structure == "diag" else "bcp,bcq->pq"
     return {structure: torch.einsum(subscripts, jacobian, half)}, output
