@@ -47,7 +47,7 @@ def check_curvature(group: Group, structure: str) -> None:
 
 
 def zeros(group: Group, structure: str, like: Tensor) -> Sums:
-    """The sums before any row; matrices in float64, for rounding in float32 can be larger than the prior's precision."""
+    """The sums before any row; matrices in float64: rounding in float32 can be larger than the prior's precision."""
     size, shape = group.layout.size, group.layout.shapes[0]
     if structure == "kron":
         outputs, inputs = shape
