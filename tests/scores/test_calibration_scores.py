@@ -16,7 +16,8 @@ def _gaps(confidence: np.ndarray, correct: np.ndarray, bins: int) -> tuple[float
     """ECE and MCE, one sample and one bin at a time."""
     expected, largest = 0.0, 0.0
     for b in range(bins):
-        members = [i for i, c in enumerate(confidence) if b / bins < c <= (b + 1) / bins or (b == 0 and c == 0)]
+        lower, upper = (b / bins + 1e-6, (b + 1) / bins + 1e-6)
+        members = [i for i, c in enumerate(confidence) if lower < c <= upper or (b == 0 and c <= lower)]
         if members:
             gap = abs(np.mean([correct[i] for i in members]) - np.mean([confidence[i] for i in members]))
             expected += len(members) / len(confidence) * gap
@@ -69,10 +70,33 @@ def test_ece_is_at_most_nll_plus_error(case, binning):
 
 
 def test_a_confidence_on_an_edge_belongs_to_the_bin_below():
-    probs = torch.tensor([[0.75, 0.25], [0.7500001, 0.2499999]], dtype=torch.float64)
+    probs = torch.tensor([[0.75, 0.25], [0.75001, 0.24999]], dtype=torch.float64)
     table = scores.reliability(probs, torch.tensor([0, 1]), bins=4)
     assert table.upper.tolist() == [0.75, 1.0]
     assert table.accuracy.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("binning", ["width", "mass"])
+@pytest.mark.parametrize("bins", [5, 10, 15, 20])
+def test_confidences_on_edges_are_binned_alike_in_every_precision(bins, binning):
+    """Confidences k / bins, of which float32 keeps a neighbour; every second one is right."""
+    top = torch.arange(bins // 2 + 1, bins + 1, dtype=torch.float64).repeat_interleave(3) / bins
+    probs, labels = torch.stack([top, 1 - top], 1), torch.arange(len(top)) % 2
+    rounded = probs.float()
+    exact, single = (scores.reliability(p, labels, bins=bins, binning=binning) for p in (probs, rounded))
+    assert exact.rows.tolist() == single.rows.tolist()
+    torch.testing.assert_close(exact.accuracy, single.accuracy, rtol=0, atol=0)
+    wanted = scores.ece(probs, labels, bins=bins, binning=binning)
+    assert scores.ece(rounded, labels, bins=bins, binning=binning) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_the_additive_form_bins_edges_as_the_direct_one_in_every_precision():
+    top = torch.arange(8, 16, dtype=torch.float64).repeat_interleave(3) / 15
+    probs, labels = torch.stack([top, 1 - top], 1), torch.arange(len(top)) % 2
+    for rows in (probs, probs.float()):
+        sums = scores.classification_sums(rows, labels)
+        assert sums["bin_count"].tolist() == [0.0] * 7 + [3.0] * 8
+        assert scores.classification_scores(sums)["ece"] == pytest.approx(scores.ece(probs, labels), abs=1e-6)
 
 
 def test_equal_mass_bins_hold_equal_numbers():

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from fedbayes import scores
+from fedbayes.scores import bins
 from fedbayes.study.report.charts import Curve, histogram, line_chart, ticks
 from fedbayes.study.report.drawing import INKS, Drawing, Text, beside, page_style, svg
-from fedbayes.study.report.numbers import coverage, extremes, reliability, retention, roc
+from fedbayes.study.report.numbers import SLACK, coverage, extremes, reliability, retention, roc
 from fedbayes.study.report.raster import png_of
 
 seeds = st.integers(0, 10_000)
@@ -25,6 +26,7 @@ def made_up(seed: int, rows: int = 60, classes: int = 4):
 @given(seeds)
 def test_reliability_is_that_of_the_scores(seed):
     probs, labels, _ = made_up(seed)
+    assert SLACK == bins.SLACK
     ours = reliability(probs.max(1), probs.argmax(1) == labels)
     theirs = scores.reliability(torch.tensor(probs), torch.tensor(labels))
     for name in ours._fields:

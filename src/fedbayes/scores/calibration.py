@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.scores import inputs
-from fedbayes.scores.bins import width_index
+from fedbayes.scores.bins import SLACK, width_index
 
 BINS = 15
 TEMPERATURES: tuple[float, ...] = tuple(0.05 * 400 ** (i / 120) for i in range(121))
@@ -29,6 +29,7 @@ class Reliability(NamedTuple):
 def reliability(probs: Tensor, labels: Tensor, *, bins: int = BINS, binning: Binning = "width") -> Reliability:
     """Accuracy against confidence max_c p_c by bin; empty bins are left out.
 
+    Bins are closed above, and a confidence within 1e-6 above an edge lies on it: the same in every precision.
     `binning="mass"` cuts at quantiles of the confidence; equal confidences stay together, so masses differ under ties.
     """
     upper, sums = _binned(*_confidence(probs, labels), bins, binning)
@@ -139,7 +140,7 @@ def _binned(
     elif binning == "mass":
         cuts = (torch.arange(1, bins, device=confidence.device) * len(confidence) + bins - 1) // bins - 1
         upper = torch.cat([confidence.sort().values[cuts.clamp_min(0)], confidence.new_ones(1)])
-        index = torch.searchsorted(upper[:-1].contiguous(), confidence)
+        index = torch.searchsorted(upper[:-1] + SLACK, confidence)
     else:
         raise ValueError(f'binning must be "width" or "mass", not {binning!r}.')
     count, sure, right = (index.bincount(w, minlength=bins) for w in (torch.ones_like(correct), confidence, correct))

@@ -10,6 +10,7 @@ import numpy as np
 from fedbayes.study.folders import Arrays
 
 BINS = 15
+SLACK = 1e-6  # as in scores.bins
 PARTS = {
     "entropy": "entropy",
     "aleatoric": "aleatoric part",
@@ -62,8 +63,8 @@ def said(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
 
 
 def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> Bins:
-    """Accuracy against confidence by bins of equal width (b / B, (b + 1) / B]."""
-    index = np.clip(np.ceil(confidence.astype(float) * bins).astype(int) - 1, 0, bins - 1)
+    """Accuracy against confidence by bins of equal width (b / B, (b + 1) / B], which end 1e-6 higher as all bins do."""
+    index = np.clip(np.ceil((confidence.astype(float) - SLACK) * bins).astype(int) - 1, 0, bins - 1)
     rows = np.bincount(index, minlength=bins)
     kept = rows > 0
     sure, hits = (np.bincount(index, v.astype(float), bins)[kept] / rows[kept] for v in (confidence, correct))
