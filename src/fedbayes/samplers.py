@@ -64,17 +64,24 @@ def sghmc(friction: float = 0.1) -> Sampler:
     """Stochastic gradient Hamiltonian Monte Carlo (Chen et al., 2014), with momentum 1 - friction.
 
     v = (1 - friction) v - lr / 2 * grad U + N(0, friction * heat * lr), theta += v. With friction 1 it is SGLD.
+    A chain begins with v of its own law N(0, heat * lr / (2 - friction)): from rest it would be too narrow for about
+    1 / friction steps.
     """
 
     def init(vectors: Vectors) -> Any:
-        return {n: torch.zeros_like(v) for n, v in vectors.items()}
+        resting = {n: torch.zeros_like(v) for n, v in vectors.items()}
+        return {"speed": resting, "begun": next(iter(vectors.values())).new_zeros(())}
 
     def update(
         state: Any, vectors: Vectors, gradients: Vectors, normals: Vectors, lr: Tensor, heat: Tensor
     ) -> tuple[Any, Vectors]:
-        noise = (friction * heat * lr).sqrt()
-        speed = {n: (1 - friction) * state[n] - 0.5 * lr * gradients[n] + noise * normals[n] for n in vectors}
-        return speed, {n: v + speed[n] for n, v in vectors.items()}
+        # Before the first step v is a draw of its law, which the friction and noise of a step leave as it is: the sum
+        # of both is one normal with the law's own variance.
+        fresh = heat * lr / (2 - friction)
+        noise = torch.where(state["begun"] > 0, friction * heat * lr, fresh).sqrt()
+        before = state["speed"]
+        speed = {n: (1 - friction) * before[n] - 0.5 * lr * gradients[n] + noise * normals[n] for n in vectors}
+        return {"speed": speed, "begun": torch.ones_like(state["begun"])}, {n: v + speed[n] for n, v in vectors.items()}
 
     return Sampler(init, update)
 
