@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vmap
 
+import fedbayes as fb
 from fedbayes.noise import Tape, normals
 from fedbayes.takeover import Takeover, batch_norm, training_handlers
 
@@ -146,6 +147,26 @@ def test_a_fully_padded_batch_leaves_the_statistics_as_they_were():
     assert torch.isfinite(out).all()
     assert torch.equal(ours.running_mean, mean)
     assert torch.equal(ours.running_var, variance)
+
+
+def test_one_live_value_moves_the_running_mean_and_not_the_variance():
+    ours, _ = _pair(nn.BatchNorm1d)
+    x = torch.randn(6, 4, dtype=torch.float64)
+    with Takeover(training_handlers(Tape(), torch.tensor([False, True, False, False, False, False]))):
+        assert torch.isfinite(ours(x)).all()
+    torch.testing.assert_close(ours.running_mean, 0.1 * x[1])
+    assert torch.equal(ours.running_var, torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_last_batch_of_one_row_does_not_shrink_the_running_variance(engine):
+    """33 rows in batches of 32: the running variance was .48 of the rows' own."""
+    x = 3 * torch.randn(33, 4, generator=torch.Generator().manual_seed(0))
+    network = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2))
+    clients = fb.data.from_clients([(x, torch.arange(33) % 2)] * 2)
+    run = fb.fit(network, clients, method=fb.methods.fedavg(epochs=40, batch=32), rounds=1, engine=engine)
+    variance = run.parts["buffers"].mean[4:]
+    torch.testing.assert_close(variance, x.var(0), rtol=0.15, atol=0)
 
 
 def test_in_evaluation_mode_the_mask_plays_no_role():

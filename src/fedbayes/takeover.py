@@ -98,8 +98,8 @@ def _statistics(
     variance = (centred.square() * rows).sum(axes) / count
     if running_mean is not None and running_var is not None:
         unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
-        # A batch without a live row leaves the statistics as they are.
-        rate = momentum * (live.sum() > 0).to(x.dtype)
-        running_mean.copy_(running_mean + rate * (mean.detach() - running_mean))
-        running_var.copy_(running_var + rate * (unbiased - running_var))
+        # Without a live row there is no mean, and of one value no variance: what is not known stays as it is.
+        some, several = (live.sum() > 0).to(x.dtype), (count > 1).to(x.dtype)
+        running_mean.copy_(running_mean + momentum * some * (mean.detach() - running_mean))
+        running_var.copy_(running_var + momentum * several * (unbiased - running_var))
     return centred, variance
