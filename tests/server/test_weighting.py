@@ -57,6 +57,19 @@ def test_distance_weighs_by_the_kl_from_the_broadcast():
     assert float(WEIGHTINGS["distance"].weigh(q, broadcast, n)) == pytest.approx(1 / _kl(broadcast, q), rel=1e-12)
 
 
+@pytest.mark.parametrize("move", [1e-2, 1e-4, 1e-6])
+def test_distance_of_float32_posteriors_does_not_lose_small_moves(move):
+    """Of equal scales s: KL = sum of (d / s)^2 / 2; moves d of 1e-4 s were off by a quarter."""
+    g = torch.Generator().manual_seed(0)
+    broadcast = Gaussian(torch.zeros(2000), torch.full((2000,), 2**-6))
+    q = Gaussian(move * broadcast.scale * torch.randn(2000, generator=g), broadcast.scale)
+    exact = 0.5 * (q.mean.double() / broadcast.scale.double()).square().sum()
+    weigh = WEIGHTINGS["distance"].weigh
+    assert float(weigh(q, broadcast, torch.tensor(4))) == pytest.approx(
+        float(1 / exact), rel=1e-3 if move < 1e-5 else 1e-6
+    )
+
+
 def test_distance_of_points_is_euclidean():
     q, broadcast = Point(torch.tensor([3.0, 4.0])), Point(torch.zeros(2))
     assert float(WEIGHTINGS["distance"].weigh(q, broadcast, torch.tensor(4))) == pytest.approx(0.2)

@@ -24,6 +24,8 @@ class Weighting(NamedTuple):
 
 
 def _distance(q: Posterior, broadcast: Posterior, n: Tensor) -> Tensor:
+    """In float64: the KL of a small move is a small difference of large terms."""
+    q, broadcast = (map_tensors(value, Tensor.double) for value in (q, broadcast))
     if isinstance(q, Gaussian) and isinstance(broadcast, Gaussian):
         gap = broadcast.kl(q)
     else:
