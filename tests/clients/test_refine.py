@@ -6,7 +6,7 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.clients.laplace import CLASSIFIER, log_likelihood
-from fedbayes.clients.refine import first_flow
+from fedbayes.clients.refine import first_directions, first_flow
 from fedbayes.covariance import FullGaussian
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
@@ -65,15 +65,18 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_engines_make_the_same_refined_models(kind):
+def test_engines_make_the_same_refined_models_alone_and_in_a_cohort(kind):
+    """`personal(k)` makes a cohort of one; `personal_scores` judges models that are made together."""
     method, options = kind.split(",")[0], KINDS[kind]
     loop, stacked = (trained(method, engine, **options) for engine in ("loop", "stacked"))
     noise = torch.randn(3, 69, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for k in range(3):
+    (cohort,) = personal_models([stacked.home], range(3))
+    for k, together in cohort[0]:
         a, b = loop.personal(k).parts["model"], stacked.personal(k).parts["model"]
         assert isinstance(a, Grafted)
         normals = noise[:, : a.normals]
         torch.testing.assert_close(a.at(normals), b.at(normals), rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(together["model"].at(normals), b.at(normals), rtol=1e-7, atol=1e-8)
     assert not stacked.task.personal.take_notes()  # nothing fell back to the loop
     if options["refine"] == "flow":
         graft = loop.personal(1).parts["model"].graft
@@ -159,7 +162,7 @@ def test_a_flow_comes_closer_to_the_clients_posterior_than_its_base():
         group = group_of(model, model.module, ("head",), x[:1])
         vectors = {part: q.mean for part, q in made["sent"][k].items()} | {"model": run.posterior.mean}
         seen = group.look(vectors, x)
-        still = Flowed(base, Radial(**first_flow(base.mean, 6)))
+        still = Flowed(base, Radial(**first_flow(base.mean, first_directions(6, len(base.mean)))))
         for asked, prior in {"sent": base, "own": own}.items():
 
             def target(draws, seen=seen, y=y, group=group, vectors=vectors, prior=prior):

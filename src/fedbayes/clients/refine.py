@@ -75,6 +75,8 @@ def refine(
     is the most that a client has. Scalar option: `flow_lr`, which falls by a cosine.
     """
     group = laplace.group
+    # Drawn here and not by a client: stacked clients would each draw others, by their places in the cohort.
+    directions = first_directions(flow.length if flow else 0, group.layout.size)
 
     def start(own: Own, info: Info) -> Looking:
         begun = inner.start(own, info)
@@ -109,7 +111,7 @@ def refine(
     def begin(state: Looking, info: Info) -> Flowing:
         assert flow is not None
         base, prior = base_of(state, info)
-        vectors = first_flow(base.mean, flow.length)
+        vectors = first_flow(base.mean, directions)
         zero = base.mean.new_zeros(())
         return Flowing(
             state.inner,
@@ -162,10 +164,14 @@ def refine(
 OPTIMISER: Optimiser = adam()
 
 
-def first_flow(centre: Tensor, length: int) -> dict[str, Tensor]:
-    """A chain that leaves everything where it is, with centres a unit from the base's, each in its own direction."""
-    directions = normals(length * len(centre), "flow").reshape(length, -1) / math.sqrt(len(centre))
-    zero = centre.new_zeros(length)
+def first_directions(length: int, size: int) -> Tensor:
+    """Where the centres of a chain lie at first, [length, size], about a unit away; the same for every client."""
+    return normals(length * size, "flow").reshape(length, size) / math.sqrt(size)
+
+
+def first_flow(centre: Tensor, directions: Tensor) -> dict[str, Tensor]:
+    """A chain that leaves everything where it is, with centres in these directions from the base's."""
+    zero = centre.new_zeros(len(directions))
     return {"centre": centre + directions.to(centre), "alpha": zero, "beta": zero.clone()}
 
 
