@@ -9,10 +9,11 @@ from fedbayes.data import from_clients
 from fedbayes.engine.rowwise import compiler
 from fedbayes.engine.sharing import share_store
 from fedbayes.errors import InputError
-from fedbayes.federation import predicting
+from fedbayes.federation import cohort_of, predicting
 from fedbayes.model import normal
 from fedbayes.observation import observation_noise
-from fedbayes.training import Memory, fit, prepare, rounds, rounds_together, with_noise
+from fedbayes.trained import with_noise
+from fedbayes.training import Memory, fit, prepare, rounds, rounds_together
 
 
 def line(weight: float = 0.0) -> nn.Module:
@@ -240,3 +241,81 @@ def test_wrong_options_are_named():
         fb.methods.fedag(clip=-1.0)
     with pytest.raises(InputError, match="closed"):
         prepare(mlp(), sites([3]), method=fb.methods.fedag(predict="closed"))
+
+
+def test_a_run_that_is_stopped_between_evaluations_knows_its_noise():
+    """Stopped by its training loss in round 2 of 9, evaluated every 5: 90 % intervals covered 98 %, with variance 1."""
+    clients = sites([30, 30, 30])
+    quick = fb.methods.fedag(epochs=3, lr=0.03)
+    stopped = fit(mlp(), clients, method=quick, rounds=9, evaluate_every=5, target_loss=10.0)
+    assert stopped.progress.state.round == 1
+    assert "test" not in stopped.journal[0]
+    asked = fit(mlp(), clients, method=quick, rounds=1)
+    x = clients.data.test_x
+    torch.testing.assert_close(stopped.predict(x).total, asked.predict(x).total)
+    assert float(stopped.predict(x).aleatoric.max()) < 0.9
+    assert "noise" in stopped.progress.state.broadcast  # which a run folder keeps
+
+
+def test_members_of_a_sweep_that_are_stopped_know_their_noise():
+    clients = sites([20, 20])
+    tasks = [
+        prepare(mlp(), clients, method=fb.methods.fedag(epochs=1), rounds=4, evaluate_every=3, seed=seed,
+                engine="stacked", target_loss=10.0)
+        for seed in (0, 1)
+    ]  # fmt: skip
+    *_, last = rounds_together(tasks, [t.begin() for t in tasks], [Memory() for _ in tasks])
+    assert all("noise" in progress.state.broadcast for progress, _ in last)
+
+
+def test_a_last_round_that_nobody_answers_leaves_the_noise_of_those_who_did():
+    """Of two clients each drops out with probability .7: a seed whose first round has both and whose third nobody."""
+
+    def answers(seed: int) -> list[int]:
+        return [len(cohort_of(r, clients=2, cohort=2, seed=seed, dropout=0.7)[0]) for r in range(3)]
+
+    seed = next(s for s in range(500) if answers(s) == [2, 0, 0])
+    options = {"seed": seed, "method": fb.methods.fedag(epochs=2, lr=0.03)}
+    run = fit(mlp(), sites([25, 15]), rounds=3, dropout=0.7, evaluate_every=3, **options)
+    assert [record["cohort"] for record in run.journal] == [2, 0, 0]
+    first = fit(mlp(), sites([25, 15]), rounds=1, **options)
+    x = run.task.clients.data.test_x
+    torch.testing.assert_close(run.predict(x).total, first.predict(x).total)
+    assert run.journal[2]["test"] == pytest.approx(first.journal[0]["test"])
+
+
+def test_the_noise_is_judged_on_the_rows_of_those_who_answered():
+    """Two of four clients a round: their rows, and not those of clients 0 and 1."""
+    run = fit(mlp(), sites([12, 9, 14, 11]), method=fb.methods.fedag(epochs=1), rounds=1, cohort=2, seed=1)
+    state = run.progress.state
+    who = state.broadcast["who"].mean.tolist()
+    assert who != [0, 1]
+    again = with_noise(run.task, {p: q for p, q in state.broadcast.items() if "noise" not in p}, who)
+    torch.testing.assert_close(again["noise"].mean, run.parts["noise"].mean)
+
+
+@pytest.mark.parametrize("predict", ["bootstrap", "monte_carlo"])
+def test_a_personal_model_has_the_noise_of_one_network(predict):
+    """The mean square by which each network, taken alone, misses the rows of every other client."""
+    clients = sites([10, 14, 12])
+    method = fb.methods.fedag(epochs=2, lr=0.03, predict=predict, test_draws=30)
+    run = fit(mlp(), clients, method=method, rounds=1)
+    members = run.progress.state.broadcast["members.model"].values
+    layout, network = run.posterior.layout, mlp()
+    squares = []
+    for k in range(3):
+        rows = clients.train_rows(k)
+        x, y = clients.data.x[rows], clients.data.y[rows]
+        missed = [(torch.func.functional_call(network, layout.split(members[j]), (x,)) - y).square() for j in range(3)]
+        squares.append(torch.stack([m for j, m in enumerate(missed) if j != k]).mean(0))
+    p = run.personal(1).predict(clients.data.test_x)
+    torch.testing.assert_close(p.total, torch.cat(squares).mean().expand_as(p.total), rtol=1e-4, atol=0)
+    torch.testing.assert_close(run.personal(1).as_run.predict(clients.data.test_x).total, p.total)
+
+
+def test_intervals_of_personal_models_cover_what_they_say():
+    clients = sites([150, 150, 150, 150])
+    method = fb.methods.fedag(epochs=5, lr=0.03)
+    run = fit(mlp(hidden=20), clients, method=method, rounds=2, evaluate_every=2, personal_every=1)
+    assert 0.8 < run.personal_scores()["coverage90"] < 0.98
+    assert 0.8 < run.journal[0]["personal"]["coverage90"] < 0.98  # in a round that is not evaluated otherwise

@@ -27,7 +27,7 @@ Terms = dict[str, Statistics]  # by part
 # Where the observation noise of a regression comes from.
 NOISE = {
     "likelihood": "the likelihood's own",
-    "none": "no noise: the networks' disagreement is all the variance there is",
+    "none": "no noise: the networks' disagreement is all the variance there is (one network: the likelihood's own)",
     "own": "each network on its own client's rows",
     "train": "all networks together on all rows that trained them",
     "heldout": "each client's rows judged by the networks of the other clients",
@@ -35,6 +35,9 @@ NOISE = {
 }
 BY_MEMBERS = ("own", "train", "heldout", "calibrated")  # judged by the networks of the cohort
 MEMBERS = "members."  # before a part's name: the cohort's uploads of it, kept as Draws
+# Kept for prediction only, beside what is broadcast: the noise of the predictor, that of one network by itself (a
+# personal model), and the numbers of the clients whose uploads are kept.
+NOISE_PART, LONE_NOISE, WHO = "noise", "lone_noise", "who"
 
 
 class Gather(NamedTuple):
@@ -288,23 +291,26 @@ def gathered(program: Program, pooled: Parts, uploads: Sequence[Contribution]) -
         sizes = torch.stack([u.n for u in uploads]).double()
         low = [q for u in uploads if isinstance(q := u.parts[program.main], LowRank)]
         return {MEMBERS + program.main: mean_covariance(pooled[program.main].mean, low, sizes)}
-    return {
+    kept: Parts = {
         MEMBERS + part: Draws(torch.stack([u.parts[part].mean for u in uploads]), program.initial[part].layout)
         for part in program.rules
         if program.initial[part].mean.is_floating_point()  # counters are no one's own
     }
+    if program.noise in BY_MEMBERS:  # which is judged on the rows of those who sent them
+        kept[WHO] = Point(torch.tensor([u.client for u in uploads], device=pooled[program.main].mean.device))
+    return kept
 
 
 def beside(part: str) -> bool:
     """Whether a part is kept for prediction only, beside what is broadcast."""
-    return part == "noise" or part.startswith(MEMBERS)
+    return part in (NOISE_PART, LONE_NOISE, WHO) or part.startswith(MEMBERS)
 
 
 def predicting(program: Program, parts: Parts) -> Parts:
     """The parts that predict: the kept uploads instead of the pooled posterior where the program says so."""
-    own = program.predictor({part: q for part, q in parts.items() if not part.startswith(MEMBERS)})
+    own = program.predictor({part: q for part, q in parts.items() if not beside(part) or part == NOISE_PART})
     if program.noise == "none" and program.model.likelihood.kind == "real":
-        own["noise"] = Point(torch.tensor([0.0, 1.0]))
+        own[NOISE_PART] = Point(torch.tensor([0.0, 1.0]))
     if not program.members:
         return own
     return own | {part.removeprefix(MEMBERS): q for part, q in parts.items() if part.startswith(MEMBERS)}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedbayes.federation import BY_MEMBERS, MEMBERS, Program
+from fedbayes.federation import BY_MEMBERS, LONE_NOISE, MEMBERS, NOISE_PART, Program
 from fedbayes.model import is_static
 from fedbayes.posterior import Draws, Gaussian, Parts, Point
 from fedbayes.predict import predictive
@@ -23,19 +23,31 @@ def with_noise(program: Program, parts: Parts, rows: Sequence[tuple[Tensor, Tens
 
     Each client's rows are judged by the networks of the others ("heldout", "calibrated"; by its own where there are no
     others), by its own ("own") or by all ("train"). A client needs no rows but its own, and sends `nll_sums` of them.
+    Beside it the noise of one network by itself, as a personal model is one: (y - mean)^2 + spread is the mean of the
+    judges' squared residuals, each taken alone.
     """
     if program.noise not in BY_MEMBERS:
         return parts
+    y = torch.cat([y for _, y in rows])
+    mean, spread = _judged(program, parts, rows)
+    noise = {NOISE_PART: observation_noise(program.noise, mean, spread, y)}
+    if not program.members:
+        mean, spread = _judged(program._replace(members=True, closed=False), parts, rows)
+    alone = ((y.double() - mean).square() + spread).mean(0).clamp(min=SMALLEST)
+    noise[LONE_NOISE] = torch.stack([alone, torch.ones_like(alone)])
+    return parts | {part: Point(t.flatten().to(parts[program.main].mean)) for part, t in noise.items()}
+
+
+def _judged(program: Program, parts: Parts, rows: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """What the judges of each client's rows predict: mean and disagreement, each [rows, D], in standardised units."""
     model = replace(program.model, units=None)
-    judged = []
+    said = []
     for k, (x, _) in enumerate(rows):
         others = [j for j in range(len(rows)) if j != k] or [k]
         panel = {"own": [k], "train": list(range(len(rows)))}.get(program.noise, others)
         q = _of_members(program, parts, panel)
-        judged.append(predictive(model, q, x, draws=program.test_draws, closed=program.closed))
-    mean, spread = (torch.cat([getattr(p, name) for p in judged]) for name in ("mean", "epistemic"))
-    made = observation_noise(program.noise, mean, spread, torch.cat([y for _, y in rows]))
-    return {**parts, "noise": Point(made.flatten().to(parts[program.main].mean))}
+        said.append(predictive(model, q, x, draws=program.test_draws, closed=program.closed))
+    return torch.cat([p.mean for p in said]).double(), torch.cat([p.epistemic for p in said]).double()
 
 
 def _of_members(program: Program, parts: Parts, panel: list[int]) -> Parts:

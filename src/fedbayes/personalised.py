@@ -12,7 +12,7 @@ from fedbayes.clients.client import Own
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.stacked import Stacked, train_together
 from fedbayes.errors import InputError
-from fedbayes.federation import FederationState, Order, add_terms, broadcast_of
+from fedbayes.federation import LONE_NOISE, NOISE_PART, FederationState, Order, add_terms, broadcast_of
 from fedbayes.posterior import Parts
 from fedbayes.predict import Predictive, predictive
 from fedbayes.refined import Refinement, refined_program
@@ -36,6 +36,12 @@ class Federation(NamedTuple):
         sent = {**broadcast_of(program, self.state), **self.gathered}
         return Order(number, tuple(clients), (), sent, program.options(number))
 
+    @property
+    def noise(self) -> Parts:
+        """The observation noise of a personal model: that of one network, where the federation has judged it."""
+        known = self.state.broadcast.get(LONE_NOISE)
+        return {} if known is None else {NOISE_PART: known}
+
 
 def personal_models(federations: Sequence[Federation], clients: Sequence[int]) -> Iterator[list[Models]]:
     """The personal models of some clients, a cohort at a time: one list a federation.
@@ -54,7 +60,8 @@ def personal_models(federations: Sequence[Federation], clients: Sequence[int]) -
                 outcomes = train_together(engines, orders, [f.own for f in federations])
             else:
                 outcomes = [e.train(order, f.own) for e, order, f in zip(engines, orders, federations)]
-            yield [[(u.client, u.parts) for u in outcome.uploads] for outcome in outcomes]
+            noises = [f.noise for f in federations]
+            yield [[(u.client, u.parts | noise) for u in o.uploads] for o, noise in zip(outcomes, noises)]
 
 
 def gather(federation: Federation) -> Federation:

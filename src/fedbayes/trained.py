@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 from fedbayes.clients.client import Own
 from fedbayes.engine.choice import tensor_cores
 from fedbayes.errors import InputError
-from fedbayes.federation import predicting
+from fedbayes.federation import BY_MEMBERS, MEMBERS, NOISE_PART, WHO, predicting
+from fedbayes.observation import with_noise as estimated
 from fedbayes.personalised import Federation, personal_models, personal_scores, refined_task, sums_of
 from fedbayes.posterior import Parts, Posterior
 from fedbayes.predict import Predictive, directly, predictive
@@ -60,10 +61,10 @@ class Run:
         """All parts that predict: the best validated ones where there was a validation split."""
         return predicting(self.task.program, self._final)
 
-    @property
+    @cached_property
     def _final(self) -> Parts:
         best = self.progress.best
-        return self.progress.state.broadcast if best is None else best.broadcast
+        return observed(self.task, self.progress.state.broadcast if best is None else best.broadcast)
 
     @property
     def posterior(self) -> Posterior:
@@ -141,6 +142,24 @@ class Personal:
         program = task.program._replace(whole=True, predictor=lambda parts: parts, members=False)
         state = self.run.progress.state._replace(broadcast=self.parts)
         return Run(replace(task, program=program), self.run.progress._replace(state=state, best=None), [])
+
+
+def observed(task: Task, parts: Parts) -> Parts:
+    """The parts with the observation noise that their members have, where it is needed and not yet known."""
+    if task.program.noise not in BY_MEMBERS or NOISE_PART in parts:
+        return parts
+    if not any(part.startswith(MEMBERS) for part in parts):  # nobody has answered so far
+        return parts
+    if WHO not in parts:
+        raise InputError("noise: these networks don't say which clients trained them; train the run again")
+    return with_noise(task, parts, parts[WHO].mean.tolist())
+
+
+def with_noise(task: Task, parts: Parts, members: Sequence[int] | None = None) -> Parts:
+    """The parts with the observation noise on the rows of the clients who trained them, all or `members`."""
+    data = task.clients.data
+    rows = [task.clients.train_rows(k) for k in (range(len(task.clients)) if members is None else members)]
+    return estimated(task.program, parts, [(data.x[r].to(task.device), data.y[r].to(task.device)) for r in rows])
 
 
 def evaluate(task: Task, parts: Parts, *, draws: int | None = None) -> dict[str, float]:

@@ -12,13 +12,12 @@ from torch import nn
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.stacked import train_within_memory
-from fedbayes.federation import BY_MEMBERS, FederationState, Order, Outcome, broadcast_of, close_round
-from fedbayes.observation import with_noise as observed
+from fedbayes.federation import FederationState, Order, Outcome, broadcast_of, close_round
 from fedbayes.personalised import Federation, personal_scores
 from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.serving import at_server
 from fedbayes.task import MONITORS, Best, Progress, Task, prepare
-from fedbayes.trained import Memory, OwnStore, Run, evaluate, scores_on
+from fedbayes.trained import Memory, OwnStore, Run, evaluate, observed, scores_on
 
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
 
@@ -90,8 +89,8 @@ def close(
     if task.restate is not None and outcome.counted:
         state = _restated(task, state, order, own)
     due = _due(task, state.round, task.evaluate_every)
-    if due and outcome.uploads and task.program.noise in BY_MEMBERS:
-        state = state._replace(broadcast=with_noise(task, state.broadcast, [u.client for u in outcome.uploads]))
+    if due or _due(task, state.round, task.personal_every):
+        state = state._replace(broadcast=observed(task, state.broadcast))
     record = _record(task, order, outcome, report)
     if progress.pretrained:
         record["pretrained"] = dict(progress.pretrained)
@@ -146,15 +145,8 @@ def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
     if why is None:
         return progress
     record["stopped"] = why
-    return progress._replace(stopped=True)
-
-
-def with_noise(task: Task, parts: Parts, members: Sequence[int] | None = None) -> Parts:
-    """The parts with the observation noise on the rows of the clients who trained them, all or `members`."""
-    data = task.clients.data
-    asked = range(len(task.clients)) if members is None else members
-    rows = [task.clients.train_rows(k) for k in asked]
-    return observed(task.program, parts, [(data.x[r].to(task.device), data.y[r].to(task.device)) for r in rows])
+    state = progress.state._replace(broadcast=observed(task, progress.state.broadcast))
+    return progress._replace(state=state, stopped=True)
 
 
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:

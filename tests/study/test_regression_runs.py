@@ -1,5 +1,7 @@
 """FedAG in run folders and pictures: what is kept beside the broadcast survives, and figures are drawn."""
 
+from dataclasses import replace
+
 import torch
 
 import fedbayes as fb
@@ -31,6 +33,19 @@ def test_a_run_folder_keeps_networks_and_noise(tmp_path):
     x = made.task.clients.data.test_x
     torch.testing.assert_close(again.predict(x).total, made.predict(x).total)
     assert again.scores() == made.scores()
+
+
+def test_a_folder_that_ends_between_evaluations_knows_its_noise(tmp_path):
+    """Interrupted after a round that was not evaluated: the noise is estimated when it is asked for."""
+    every = replace(experiment(4), evaluate_every=4, cohort=3)
+    watched = run(every, tmp_path / "whole")["fedag"]
+    for later in sorted((tmp_path / "whole" / "checkpoints").glob("round-*.safetensors"))[1:]:
+        later.unlink()
+    cut = fb.load(tmp_path / "whole")
+    assert cut.progress.state.round < 4
+    assert "noise" not in cut.progress.state.broadcast
+    x = watched.task.clients.data.test_x
+    assert float(cut.predict(x).aleatoric.max()) < 0.95 * float(watched.task.clients.data.target_scale.std**2)
 
 
 def test_the_cubic_toy_is_predicted_where_there_are_data():

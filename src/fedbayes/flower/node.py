@@ -13,7 +13,7 @@ from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.errors import InputError
-from fedbayes.federation import MEMBERS, FederationState, Order, Program, contribute
+from fedbayes.federation import LONE_NOISE, MEMBERS, NOISE_PART, FederationState, Order, Program, contribute
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, check_head, head_of, layouts_of, read, write
 from fedbayes.personalised import Federation, personal_sums
@@ -126,7 +126,10 @@ def evaluate(node: Node, letter: Letter, kept: Kept) -> Letter:
 def refine(node: Node, letter: Letter, kept: Kept) -> Letter:
     """Sums of the personal model's scores over the client's test rows; what the client keeps is not changed."""
     task, head = node.task, letter.head
-    broadcast = read(letter.arrays, task.program.initial, Coding(head["dtype"], head["delta"]), what="broadcast")
+    like = predicting_like(task.program, 0, head["noise"])
+    broadcast = read(letter.arrays, like, Coding(head["dtype"], head["delta"]), what="broadcast")
+    if NOISE_PART in broadcast:
+        broadcast[LONE_NOISE] = broadcast.pop(NOISE_PART)
     try:
         own = kept.after(head["counted"], task.device)
     except Lost as error:
@@ -146,7 +149,7 @@ def predicting_like(program: Program, members: int, noise: int) -> Parts:
             if q.mean.is_floating_point():
                 like[MEMBERS + part] = Draws(q.mean.new_zeros(members, q.mean.shape[-1]), q.layout)
     if noise:
-        like["noise"] = Point(program.initial[program.main].mean.new_zeros(noise))
+        like[NOISE_PART] = Point(program.initial[program.main].mean.new_zeros(noise))
     return like
 
 

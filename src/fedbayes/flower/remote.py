@@ -12,7 +12,10 @@ from fedbayes.clients.client import Client, Own, Upload
 from fedbayes.engine.loop import Loop, OwnState
 from fedbayes.errors import InputError
 from fedbayes.federation import (
+    LONE_NOISE,
     MEMBERS,
+    NOISE_PART,
+    WHO,
     FederationState,
     Order,
     Outcome,
@@ -134,7 +137,8 @@ class Remote:
         """Scores of a posterior on the test rows of all clients online: their sums are added, and decoded once."""
         kept = [q for part, q in parts.items() if part.startswith(MEMBERS)]
         members = len(kept[0].values) if kept and isinstance(kept[0], Draws) else 0
-        noise = parts["noise"].mean.numel() if "noise" in parts else 0
+        noise = parts[NOISE_PART].mean.numel() if NOISE_PART in parts else 0
+        parts = {part: q for part, q in parts.items() if part not in (LONE_NOISE, WHO)}
         total: Sums | None = None
         for _, sums in self._sums(EVALUATE, parts, lambda k: {"round": number, "members": members, "noise": noise}):
             total = sums if total is None else {name: total[name] + t for name, t in sums.items()}
@@ -143,8 +147,9 @@ class Remote:
     def personal(self, federation: Federation) -> Iterator[tuple[int, Sums]]:
         """Sums of the personal models' scores, by client: each makes its own and tests it on its own rows."""
         number, own = federation.state.round, federation.own
-        sent = broadcast_of(self.program, federation.state)
-        return self._sums(REFINE, sent, lambda k: {"round": number, "counted": _counted(own(k))})
+        sent = {**broadcast_of(self.program, federation.state), **federation.noise}
+        noise = sent[NOISE_PART].mean.numel() if NOISE_PART in sent else 0
+        return self._sums(REFINE, sent, lambda k: {"round": number, "counted": _counted(own(k)), "noise": noise})
 
     def _sums(self, kind: str, parts: Parts, about: Callable[[int], Head]) -> Iterator[tuple[int, Sums]]:
         """What clients with test rows answer, in the order of the clients; who can't be read is named in a note."""

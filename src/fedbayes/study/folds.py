@@ -21,8 +21,8 @@ from fedbayes.networks.papers import network_named
 from fedbayes.posterior import Draws, Parts
 from fedbayes.predict import Predictive, predictive
 from fedbayes.scores import regression
-from fedbayes.trained import Memory, predict_with
-from fedbayes.training import Task, prepare, rounds_together, with_noise
+from fedbayes.trained import Memory, predict_with, with_noise
+from fedbayes.training import Task, prepare, rounds_together
 
 Scores = dict[str, float]
 CLIENTS, ROUNDS, MEMBERS = 10, 5, 5
