@@ -32,7 +32,7 @@ METHODS: dict[str, dict[str, object]] = {
     "feduab, cohort": {"clients": 5, "cohort": 2, "dropout": 0.3, "rounds": 4},
     "feduab, validation": {"validation": 0.2},
     "fedvi": {"options": {"rule": "dwc", "weighting": "equal"}},
-    "fedag": {"data": "flower_code:line", "options": {"noise": "heldout"}},
+    "fedag": {"data": "flower_code:line", "options": {"noise": "heldout"}, "personal_every": 2},
     "pvi": {"rounds": 3, "options": {"damping": 0.3}},
     "pfedbayes": {"rounds": 3, "personal_every": 1},
     "bpfed": {"rounds": 3},
