@@ -90,7 +90,7 @@ def test_the_linear_model_after_one_round_is_the_closed_form():
     run = fit(nn.Linear(10, 1), clients, method=method, rounds=1)
     uploads = run.progress.state.broadcast["members.model"].values.double()
     mean, variance = uploads.mean(0), uploads.var(0, correction=0)
-    x = clients.data.test_x.double()
+    x = clients.data.prepare(clients.data.test_x)
     phi = torch.cat([x, torch.ones(len(x), 1)], 1)
     shift, scale = (t.double() for t in clients.data.target_scale)
     noise = float(run.parts["noise"].mean[0])

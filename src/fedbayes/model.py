@@ -202,6 +202,11 @@ class Model:
         return replace(self, bfloat16=False)
 
     @property
+    def as_seen(self) -> Model:
+        """The same network for inputs that are prepared already."""
+        return replace(self, prepare=as_it_is)
+
+    @property
     def static(self) -> tuple[str, ...]:
         """Its parts that training does not differentiate."""
         return tuple(part for part in self.layouts if is_static(part))
@@ -302,6 +307,10 @@ PLAIN = {
 def to_float(x: Tensor) -> Tensor:
     """Bytes become numbers in [0, 1]; anything else is left as it is."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def in_precision_of(module: nn.Module, x: Tensor) -> Tensor:

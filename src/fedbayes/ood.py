@@ -114,8 +114,7 @@ def scores(
 def as_seen(run: Run) -> Run:
     """The run for inputs that are already what its network sees, such as inputs far outside the range of bytes."""
     program = run.task.program
-    bare = replace(program.model, prepare=lambda x: x)
-    return replace(run, task=replace(run.task, program=program._replace(model=bare)))
+    return replace(run, task=replace(run.task, program=program._replace(model=program.model.as_seen)))
 
 
 def fit_distance(run: Run) -> Distance:

@@ -189,7 +189,7 @@ def _linear(model: Model, parts: Mapping[str, Posterior], x: Tensor) -> Predicti
         weights = model.weights({part: mean for part, (mean, _) in moments.items()})
         spreads = model.weights({part: variance for part, (_, variance) in moments.items()})
         mean, aleatoric = model.likelihood.moments(model.output(weights, x), weights)
-        epistemic = model.output(spreads, model.inputs(x).square())
+        epistemic = model.as_seen.output(spreads, model.inputs(x).square())
     return Predictive(mean, aleatoric, epistemic, mean.new_zeros(len(mean)), model.likelihood.kind)
 
 

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fedbayes.data import Clients, Dataset, from_clients
+from fedbayes.data import Clients, Dataset, Standardise, from_clients
 from fedbayes.data.augment import AUGMENTATIONS
 from fedbayes.engine.choice import PRECISIONS, choose
 from fedbayes.engine.loop import Store
@@ -177,7 +177,7 @@ def prepare(
         likelihood or LIKELIHOODS[data.kind](),
         data.x[:1].to(where),
         frozen,
-        data.prepare,
+        data.prepare.on(where) if isinstance(data.prepare, Standardise) else data.prepare,
         None if scale is None else (scale.mean, scale.std),
         precision == "bf16",
         _augmentation(augment, data),
@@ -309,7 +309,8 @@ def _device(name: str) -> torch.device:
 def _try_network(setting: Setting, clients: Clients) -> None:
     """One batch through the network, so that a wrong shape is a clear message and not a failure in round 1."""
     data = clients.data
-    x = in_precision_of(setting.network, data.prepare(setting.x)).expand(2, *setting.x.shape[1:])
+    assert setting.prepare is not None
+    x = in_precision_of(setting.network, setting.prepare(setting.x)).expand(2, *setting.x.shape[1:])
     modes = {layer: layer.training for layer in setting.network.modules()}
     try:
         with torch.no_grad():

@@ -36,8 +36,10 @@ def test_inputs_keep_what_the_network_casts(given, kept):
 def test_standardised_by_training_statistics_only():
     test_x = 100 + X
     data = from_arrays(X, X[:, 0], test_x, test_x[:, 0], standardise=True)
-    np.testing.assert_allclose(data.x.mean(0), 0, atol=1e-6)
-    np.testing.assert_allclose(data.x.std(0, correction=0), 1, rtol=1e-6)
+    seen = data.prepare(data.x)
+    np.testing.assert_allclose(seen.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(seen.std(0, correction=0), 1, rtol=1e-12)
+    np.testing.assert_array_equal(data.test_x, test_x)  # in their own units
     np.testing.assert_allclose(data.test_y[:, 0], (test_x[:, 0] - X[:, 0].mean()) / X[:, 0].std(), rtol=1e-5)
     np.testing.assert_allclose(data.target_scale.undo(data.test_y)[:, 0], test_x[:, 0], rtol=1e-6)
 

@@ -112,8 +112,12 @@ def test_uci_folds_are_standardised_by_their_training_rows(home):
     assert data.y.shape == (8, 1)
     np.testing.assert_allclose(data.y[:, 0], (target - target.mean()) / target.std(), atol=1e-5)
     np.testing.assert_allclose(data.target_scale.undo(data.test_y)[:, 0], table[rows["test"], 3], atol=1e-5)
-    np.testing.assert_allclose(data.input_scale.undo(data.test_x), table[rows["test"], :3], atol=1e-5)
-    assert (data.x[:, 1] == 0).all()  # The constant column.
+    np.testing.assert_array_equal(data.test_x, table[rows["test"], :3])
+    x = table[rows["train"], :3]
+    expected = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1)
+    np.testing.assert_allclose(data.prepare(data.x), expected, atol=1e-12)
+    np.testing.assert_allclose(data.as_seen().x, expected, atol=1e-6)
+    assert (expected[:, 1] == 0).all()  # The constant column.
     raw = load("yacht", fold=1, standardise=False)
     np.testing.assert_allclose(raw.y[:, 0], target, rtol=1e-6)
     assert raw.target_scale is None

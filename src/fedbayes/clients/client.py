@@ -58,6 +58,7 @@ class Rowwise(NamedTuple):
     """A step that is plain gradient descent on one row's squared error, for an engine that has code for it."""
 
     hidden: int  # units of the one hidden layer; 0: a linear map
+    inputs: Callable[[Tensor], Tensor]  # stored rows as the network sees them
     sharpness: float  # 1 / scale^2: the loss is sharpness / 2 * (target - output)^2 + constant
     constant: float
     clip: bool

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
 from fedbayes.chain import is_of, layers
@@ -39,11 +38,10 @@ def dense(model: Model, momentum: float, pull: tuple[str, ...], clip: bool, fall
 def rowwise(form: Dense) -> Rowwise | None:
     """What the step on one row is, where the chain has at most one hidden layer, of ReLU, and a squared error."""
     plain = form.momentum == 0 and not form.pull and all(bias for _, _, bias in form.layers)
-    as_stored = form.inputs(torch.ones(1, 1)) == 1
     if form.between not in ((), ("relu",)) or form.layers[-1][1] != 1 or form.scale is None:
         return None
-    if not plain or not as_stored:
+    if not plain:
         return None
     constant = math.log(form.scale) + 0.5 * LOG_2PI
     hidden = form.layers[0][1] if form.between else 0
-    return Rowwise(hidden, form.scale**-2, constant, form.clip, form.falling)
+    return Rowwise(hidden, form.inputs, form.scale**-2, constant, form.clip, form.falling)

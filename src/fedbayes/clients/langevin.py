@@ -131,7 +131,7 @@ def _draw(teacher: Model, sampler: Sampler, rate: Rate, cooling: str) -> Step:
 def _teach(teacher: Model, student: Model, optimiser: Optimiser, rate: Rate, dropout: bool) -> Step:
     """The student's step towards what the newest draw says of noisy inputs."""
     # Both see the same noisy inputs, so that neither must prepare or augment them again.
-    says, learns = (replace(model, prepare=_as_it_is, augment=None) for model in (teacher, student))
+    says, learns = (replace(model.as_seen, augment=None) for model in (teacher, student))
 
     def imitation(vectors: Vectors, static: Vectors, x: Tensor, targets: Tensor, mask: Any, tape: Tape) -> Any:
         weights = student.weights({**vectors, **static})
@@ -170,7 +170,3 @@ def _measure(teacher: Model) -> Step:
         return state._replace(best=best, energy=least, measured=total)
 
     return measure
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def point(
     McMahan et al. (2017); Li et al. (2020). Scalar options read each round: `lr`, those of `weight_decay` and
     `proximal` that `pull` names (a term that is off costs nothing), and with `clip` the largest norm of a gradient.
     `falling`: the learning rate goes linearly from `lr` to 0 within the round. `adversarial`: the loss of x and that
-    of x + option adversarial * sign(d loss / d x), half each (Lakshminarayanan et al., 2017).
+    of x + option adversarial * sign(d loss / d x), half each, x as the network sees it (Lakshminarayanan et al., 2017).
     """
 
     def start(own: Own, info: Info) -> Learner:
@@ -43,15 +44,20 @@ def point(
         zero = torch.zeros((), device=next(iter(vectors.values())).device)
         return Learner(vectors, static, optimiser.init(vectors), zero, zero)
 
-    def loss(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, tape: Tape) -> Any:
-        weights = model.weights({**vectors, **static})
-        output, static = model.train_output(weights, b.x, tape, b.mask)
-        nll = model.nll(output, b.y, b.mask, weights)
-        return nll, (static, nll.detach())
+    def loss_by(model: Model) -> Callable[..., Any]:
+        def loss(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, tape: Tape) -> Any:
+            weights = model.weights({**vectors, **static})
+            output, static = model.train_output(weights, b.x, tape, b.mask)
+            nll = model.nll(output, b.y, b.mask, weights)
+            return nll, (static, nll.detach())
+
+        return loss
+
+    loss, loss_of_seen = loss_by(model), loss_by(model.as_seen)
 
     def uphill(state: Learner, b: Batch, tape: Tape) -> Tensor:
         def of_input(inputs: dict[str, Tensor]) -> Any:
-            return loss(state.vectors, state.static, b._replace(x=inputs["x"]), tape)
+            return loss_of_seen(state.vectors, state.static, b._replace(x=inputs["x"]), tape)
 
         return gradients(of_input, {"x": b.x})[0]["x"]
 
@@ -65,8 +71,9 @@ def point(
     def step(state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
         slopes, (static, nll) = descent(state, b, tape)
         if adversarial:
-            worse = b._replace(x=b.x + info.options["adversarial"] * uphill(state, b, tape).sign())
-            others, _ = gradients(loss, state.vectors, state.static, worse, tape)
+            seen = b._replace(x=model.inputs(b.x))
+            worse = seen._replace(x=seen.x + info.options["adversarial"] * uphill(state, seen, tape).sign())
+            others, _ = gradients(loss_of_seen, state.vectors, state.static, worse, tape)
             slopes = {p: 0.5 * (g + others[p]) for p, g in slopes.items()}
         if "weight_decay" in pull:
             slopes = {p: g + info.options["weight_decay"] * state.vectors[p] for p, g in slopes.items()}

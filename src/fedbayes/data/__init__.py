@@ -2,9 +2,10 @@
 
 from fedbayes.data import augment, partition, show
 from fedbayes.data.catalogue import CATALOGUE, listing, load
-from fedbayes.data.dataset import Clients, Dataset, Prepare, Scale
+from fedbayes.data.dataset import Clients, Dataset
 from fedbayes.data.made import scaled
 from fedbayes.data.own import from_arrays, from_clients, from_datasets, standardised
+from fedbayes.data.preparation import Prepare, Scale, Standardise
 from fedbayes.data.ragged import Ragged
 from fedbayes.data.read import from_csv, from_folder
 
@@ -15,6 +16,7 @@ __all__ = [
     "Prepare",
     "Ragged",
     "Scale",
+    "Standardise",
     "augment",
     "from_arrays",
     "from_clients",

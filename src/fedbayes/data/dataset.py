@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,56 +10,18 @@ from torch import Tensor
 
 from fedbayes.data.deal import apportion, by_counts
 from fedbayes.data.partition import Partition, Shares
+from fedbayes.data.preparation import AS_STORED, Prepare, Scale, Standardise
 from fedbayes.data.ragged import Ragged
 
 Dealer = Partition | Callable[[np.ndarray, int, np.random.Generator], Any]
 
 
-class Scale(NamedTuple):
-    """Mean and standard deviation per column: `apply` standardises, `undo` gives the original units back."""
-
-    mean: Tensor
-    std: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor) -> "Scale":
-        mean, std = values.double().mean(0), values.double().std(0, correction=0)
-        # A column that is constant to float32 carries nothing: leave it near zero instead of blowing up its rounding.
-        return cls(mean.float(), torch.where(std > 1e-7 * mean.abs(), std, 1.0).float())
-
-    def apply(self, values: Tensor) -> Tensor:
-        return (values - self.mean.to(values.device)) / self.std.to(values.device)
-
-    def undo(self, values: Tensor) -> Tensor:
-        return values * self.std.to(values.device) + self.mean.to(values.device)
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """What the network sees of a stored batch: bytes become [0, 1], then (x - mean) / std per channel when set.
-
-    Channels are axis -3. Tokens (int64) pass as they are. Only scalars enter: it runs under vmap, compile and graphs.
-    """
-
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.int64:
-            return x
-        x = x.float() / 255 if x.dtype == torch.uint8 else x
-        if not self.mean:
-            return x
-        if len(self.mean) == 1:
-            return (x - self.mean[0]) / self.std[0]
-        planes = zip(x.split(1, -3), self.mean, self.std, strict=True)
-        return torch.cat([(plane - mean) / std for plane, mean, std in planes], -3)
-
-
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test arrays, stored as they came (uint8, int64, float32), and what they mean.
+    """Training and test arrays, stored as they came (uint8, int64, float32; float64 where they are standardised).
 
+    `prepare` makes of a stored batch what the network sees; it is part of the model, so all that predicts takes stored
+    rows.
     `kind` is "classes" (y int64 [n]), "labels" (y 0/1 float32 [n, C]) or "real" (y float32 [n, D]), `classes` C or D.
     `owner` says whom a row came from where that is known; `note` what is missing from a partial set.
     """
@@ -71,10 +33,9 @@ class Dataset:
     test_y: Tensor
     kind: str
     classes: int
-    prepare: Prepare = Prepare()
+    prepare: Prepare | Standardise = AS_STORED
     class_names: tuple[str, ...] = ()
     target_scale: Scale | None = None
-    input_scale: Scale | None = None
     vocabulary: tuple[str, ...] = field(default=(), repr=False)
     owner: Tensor | None = field(default=None, repr=False)
     test_owner: Tensor | None = field(default=None, repr=False)
@@ -92,6 +53,11 @@ class Dataset:
     def owners(self) -> int:
         """How many writers, devices or files the training rows came from; 0 where that is not known."""
         return 0 if self.owner is None else int(self.owner.max()) + 1
+
+    def as_seen(self) -> "Dataset":
+        """The same data with inputs as the network sees them, for code that takes no model."""
+        x, test_x = (self.prepare(part).float() for part in (self.x, self.test_x))
+        return replace(self, x=x, test_x=test_x, prepare=AS_STORED)
 
     def __repr__(self) -> str:
         what = f"{self.classes} {'real' if self.kind == 'real' else self.kind}"

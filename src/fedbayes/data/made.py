@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from fedbayes.data.dataset import Dataset, Prepare
+from fedbayes.data.dataset import Dataset
 from fedbayes.data.own import from_arrays
+from fedbayes.data.preparation import AS_STORED
 
 
 def cubic(*, points: int = 160, seed: int = 0, standardise: bool = True) -> Dataset:
@@ -30,8 +31,9 @@ def scaled(data: Dataset, delta: float, *, points: int | None = 2000) -> Dataset
     far, y = delta * data.prepare(data.x[:points]), data.y[:points]
     if not far.is_floating_point():
         raise ValueError(f"{data.name} holds tokens, which cannot be scaled")
+    far = far.float()
     far_name = f"{data.name} x {delta:g}"
-    return Dataset(far_name, far[:0], y[:0], far, y, data.kind, data.classes, Prepare(), data.class_names)
+    return Dataset(far_name, far[:0], y[:0], far, y, data.kind, data.classes, AS_STORED, data.class_names)
 
 
 def _test_only(name: str, x: np.ndarray) -> Dataset:

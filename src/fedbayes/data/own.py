@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.data.dataset import Clients, Dataset, Prepare, Scale, check_arrays
+from fedbayes.data.dataset import Clients, Dataset, check_arrays
 from fedbayes.data.partition import natural
+from fedbayes.data.preparation import AS_STORED, Prepare, Scale, Standardise
 
 Pair = tuple[Any, Any]
 
@@ -24,20 +25,21 @@ def from_arrays(
     classes: int | None = None,
     name: str = "own",
     standardise: bool = False,
-    prepare: Prepare | None = None,
+    prepare: Prepare | Standardise | None = None,
     class_names: Sequence[str] = (),
 ) -> Dataset:
     """Arrays or tensors as a data set.
 
     Without `kind`: whole-number y [n] are classes, whole-number y [n, C] labels, others real targets.
-    `standardise` scales float inputs [n, F] and real targets by the statistics of the training part.
+    `standardise` scales float inputs [n, F] and real targets by the statistics of the training part. Inputs are kept
+    in their own units: the scaling is part of the model, so that predictions take rows as they come.
     """
-    inputs, targets = _inputs(x), _tensor(y)
+    inputs, targets = _inputs(x, double=standardise), _tensor(y)
     kind = kind or _kind_of(targets)
     targets = _targets(targets, kind)
     if (test_x is None) != (test_y is None):
         raise ValueError("give test_x and test_y together, or neither")
-    test_inputs = _inputs(test_x) if test_x is not None else inputs[:0]
+    test_inputs = _inputs(test_x, double=standardise) if test_x is not None else inputs[:0]
     test_targets = _targets(_tensor(test_y), kind) if test_y is not None else targets[:0]
     if test_inputs.shape[1:] != inputs.shape[1:] or test_inputs.dtype != inputs.dtype:
         raise ValueError(
@@ -50,17 +52,23 @@ def from_arrays(
     classes = targets.shape[1] if classes is None else classes
     check_arrays(inputs, targets, kind, classes, f"{name}, training part")
     check_arrays(test_inputs, test_targets, kind, classes, f"{name}, test part")
+    if kind == "real" and not standardise:
+        targets, test_targets = targets.float(), test_targets.float()
     data = Dataset(
-        name, inputs, targets, test_inputs, test_targets, kind, classes, prepare or Prepare(), tuple(class_names)
+        name, inputs, targets, test_inputs, test_targets, kind, classes, prepare or AS_STORED, tuple(class_names)
     )
     return standardised(data) if standardise else data
 
 
 def standardised(data: Dataset) -> Dataset:
-    """Scale float inputs [n, F] and real targets to mean 0 and deviation 1, by the training part's statistics."""
+    """Scale float inputs [n, F] and real targets to mean 0 and deviation 1, by the training part's statistics.
+
+    Targets are stored scaled, and given back in their own units; inputs are stored as they are and scaled by the model.
+    """
     if data.x.is_floating_point() and data.x.ndim == 2:
-        scale = Scale.of(data.x)
-        data = replace(data, x=scale.apply(data.x), test_x=scale.apply(data.test_x), input_scale=scale)
+        if data.prepare != AS_STORED:
+            raise ValueError(f"{data.name}: inputs are prepared by {data.prepare} already: don't standardise them too")
+        data = replace(data, x=data.x.double(), test_x=data.test_x.double(), prepare=Standardise.of(data.x))
     if data.kind == "real":
         scale = Scale.of(data.y)
         data = replace(data, y=scale.apply(data.y), test_y=scale.apply(data.test_y), target_scale=scale)
@@ -93,12 +101,12 @@ def from_clients(
     classes: int | None = None,
     name: str = "own",
     standardise: bool = False,
-    prepare: Prepare | None = None,
+    prepare: Prepare | Standardise | None = None,
 ) -> Clients:
     """A natural partition: one (x, y) a client. `test` is one (x, y) for all, or a list with one a client."""
     if not clients:
         raise ValueError("from_clients needs at least one (x, y)")
-    pairs = [(_inputs(x), _tensor(y)) for x, y in clients]
+    pairs = [(_inputs(x, double=standardise), _tensor(y)) for x, y in clients]
     for k, (x, y) in enumerate(pairs):
         if len(x) == 0 or len(y) == 0:
             raise ValueError(f"client {k} has no rows: leave it out, or give it at least one")
@@ -120,7 +128,7 @@ def from_clients(
     joined = from_arrays(
         torch.cat([x for x, _ in pairs]),
         torch.cat([y for _, y in pairs]),
-        torch.cat([_inputs(x) for x, _ in tests]) if tests else None,
+        torch.cat([_inputs(x, double=standardise) for x, _ in tests]) if tests else None,
         torch.cat([_targets(_tensor(y), kind) for _, y in tests]) if tests else None,
         kind=kind,
         classes=classes,
@@ -145,12 +153,12 @@ def _tensor(values: Any) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _inputs(values: Any) -> Tensor:
-    """uint8 stays, other whole numbers become int64, everything else float32."""
+def _inputs(values: Any, *, double: bool) -> Tensor:
+    """uint8 stays, other whole numbers become int64, everything else float32, or float64 for a table [n, F]."""
     x = _tensor(values)
-    if x.dtype == torch.uint8 or x.dtype == torch.float32:
-        return x.contiguous()
-    return x.float() if x.is_floating_point() or x.dtype == torch.bool else x.long()
+    if x.is_floating_point() or x.dtype == torch.bool:
+        return x.to(torch.float64 if double and x.ndim == 2 else torch.float32).contiguous()
+    return x.contiguous() if x.dtype == torch.uint8 else x.long()
 
 
 def _kind_of(y: Tensor) -> str:
@@ -168,4 +176,5 @@ def _targets(y: Tensor, kind: str) -> Tensor:
         return y.long()
     if kind not in ("labels", "real"):
         raise ValueError(f"kind is 'classes', 'labels' or 'real', not {kind!r}")
-    return (y[:, None] if y.ndim == 1 else y).float().contiguous()
+    kept = torch.float64 if kind == "real" and y.dtype == torch.float64 else torch.float32
+    return (y[:, None] if y.ndim == 1 else y).to(kept).contiguous()

@@ -27,8 +27,8 @@ def uci(name: str, *, fold: int = 0, standardise: bool = True) -> Dataset:
         raise ValueError(
             f"{name}, fold {fold}: training and test rows do not make up the {len(table)} rows of the table"
         )
-    x = table[:, part["index_features"].astype(int).ravel()].astype(np.float32)
-    y = table[:, part["index_target"].astype(int).ravel()].astype(np.float32)
+    x = table[:, part["index_features"].astype(int).ravel()]
+    y = table[:, part["index_target"].astype(int).ravel()]
     train, test = rows["train"], rows["test"]
     return from_arrays(x[train], y[train], x[test], y[test], kind="real", name=name, standardise=standardise)
 

@@ -70,9 +70,7 @@ def run(phase: Phase, rows: Tensor, live: Tensor | None, x: Tensor, y: Tensor, i
     lr = info.options["lr"].float().expand(clients).contiguous()
     clip = info.options["clip"].float().expand(clients).contiguous() if form.clip else torch.zeros(clients)
     loss = torch.zeros(clients)
-    if not x.is_floating_point():
-        raise TypeError(f"inputs are stored as {x.dtype}, the C code reads floats")
-    x, y = x.reshape(len(x), -1).float().contiguous(), y.float().contiguous()
+    x, y = form.inputs(x).reshape(len(x), -1).contiguous(), y.float().contiguous()
     arrays = [_pointer(t) for t in (weights, x, y, table, lengths, lr, clip)]
     work = library().rowwise
 

@@ -16,6 +16,8 @@ def share_store(engines: Sequence[Stacked]) -> None:
 
     Which rows a step reads does not depend on it: they are shuffled by their place, not by their number.
     """
+    if any(e.program.model.prepare != engines[0].program.model.prepare for e in engines):
+        raise ValueError("these federations prepare their inputs in different ways: give them data.as_seen()")
     stores = {id(e.store.x): e.store for e in engines}
     if len(stores) == 1:
         return

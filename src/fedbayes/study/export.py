@@ -7,6 +7,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from fedbayes.data.dataset import Scale
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
 from fedbayes.model import Model
@@ -31,10 +31,7 @@ WHAT = ("mean", "ensemble")
 class Member(nn.Module):
     """One draw of the weights as a plain module: inputs as they are stored in, mean and variance of the target out."""
 
-    input_mean: Tensor
-    input_std: Tensor
-
-    def __init__(self, model: Model, weights: Mapping[str, Tensor], scale: Scale | None) -> None:
+    def __init__(self, model: Model, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.network = copy.deepcopy(model.still)
         own = {name: t for name, t in weights.items() if not name.startswith("likelihood.")}
@@ -43,16 +40,10 @@ class Member(nn.Module):
             if name.startswith("likelihood."):
                 self.register_buffer(name.replace(".", "_"), t.clone())
         self.taken = [name for name in weights if name.startswith("likelihood.")]
-        self.scaled = scale is not None
-        if scale is not None:
-            self.register_buffer("input_mean", scale.mean)
-            self.register_buffer("input_std", scale.std)
         self.model = (model,)  # in a tuple, so that it is no submodule
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         model = self.model[0]
-        if self.scaled:
-            x = (x - self.input_mean) / self.input_std
         output = self.network(model.inputs(x))
         return model.likelihood.moments(output, {name: getattr(self, name.replace(".", "_")) for name in self.taken})
 
@@ -134,7 +125,8 @@ def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
     if what not in WHAT:
         raise unknown("part to export", what, WHAT)
     program, data = run.task.program, run.task.clients.data
-    model, parts = program.model, {part: run.parts[part] for part in program.model.layouts}
+    model = replace(program.model, prepare=data.prepare)  # on the CPU
+    parts = {part: run.parts[part] for part in model.layouts}
     if what == "ensemble" and program.dropout:
         raise InputError("an ensemble of this run is dropout's, which has no weights of its own; export the mean")
     if what == "mean":
@@ -146,7 +138,7 @@ def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
             vectors = {part: v[:1] for part, v in vectors.items()}  # draws of a point are all the same
     number = next(iter(vectors.values())).shape[0]
     each = [{part: v[z].cpu() for part, v in vectors.items()} for z in range(number)]
-    members = [Member(model, model.weights(own), data.input_scale).cpu() for own in each]
+    members = [Member(model, model.weights(own)).cpu() for own in each]
     units = None if model.units is None else tuple(torch.as_tensor(u).cpu() for u in model.units)
     return Predictor(members, model.likelihood.kind, units)  # type: ignore[arg-type]
 

@@ -30,8 +30,11 @@ Watch = Callable[[str], None]
 
 
 def folds_of(name: str, folds: int | None = None) -> list[Dataset]:
-    """The first folds of a UCI set, or all, each standardised by its own training rows."""
-    return [load(name, fold=fold) for fold in range(min(folds or UCI_FOLDS[name], UCI_FOLDS[name]))]
+    """The first folds of a UCI set, or all, each standardised by its own training rows.
+
+    Their inputs are as the networks see them: folds that train as one program can't each have a scaling of its own.
+    """
+    return [load(name, fold=fold).as_seen() for fold in range(min(folds or UCI_FOLDS[name], UCI_FOLDS[name]))]
 
 
 def hidden_units(name: str) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbayes import ood
 from fedbayes import scores as of
-from fedbayes.data import Dataset
+from fedbayes.data import Dataset, Standardise
 from fedbayes.data import load as load_data
 from fedbayes.errors import InputError
 from fedbayes.study.build import imported, naming
@@ -43,7 +43,8 @@ def outside(name: str, run: Run, *, most: int = MOST) -> Outside:
     """A set of the catalogue or of the user's own code (`package.module:object`), at most `most` of its test rows.
 
     `NAME@FACTOR` is the set as the network sees it, times a factor; `train` are the run's own training inputs, so that
-    `train@2000` is far away in their own direction. Noise takes the shape of the run's inputs.
+    `train@2000` is far away in their own direction. Noise takes the shape of the run's inputs, and stands for
+    standardised columns where the run has such.
     """
     base, sign, text = name.partition("@")
     if base == "train" and not sign:
@@ -52,6 +53,8 @@ def outside(name: str, run: Run, *, most: int = MOST) -> Outside:
         x = thinned(run.task.clients.data.x if base == "train" else _inputs(base, run), most)
         factor = float(text) if sign else 1.0
         ood.check_inputs(run, x)
+        if base in NOISE and isinstance(run.task.clients.data.prepare, Standardise):
+            return Outside(name, factor * x, ood.as_seen(run))
         if not sign:
             return Outside(name, x, run)
         if not x.is_floating_point() and x.dtype != torch.uint8:
@@ -74,10 +77,7 @@ def _inputs(name: str, run: Run) -> Tensor:
         return found
     if not isinstance(found, Dataset):
         raise InputError(f"{name} gave a {type(found).__name__}; it must give a Dataset or a tensor of inputs")
-    x = found.test_x if len(found.test_x) else found.x
-    if data.input_scale is not None and found.input_scale is not None and x.shape[1:] == data.shape:
-        return data.input_scale.apply(found.input_scale.undo(x))
-    return x
+    return found.test_x if len(found.test_x) else found.x
 
 
 def score_outside(

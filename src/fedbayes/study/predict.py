@@ -70,7 +70,7 @@ def read_inputs(source: Path, data: Dataset) -> Tensor:
     """Inputs of a .npy, .npz or .csv file, in the units in which the data came.
 
     An .npz file holds one array, or one named `x`. A row of a CSV file is one input, flattened; a first line that is
-    no numbers is taken for names. Inputs that were standardised for training are standardised here.
+    no numbers is taken for names.
     """
     x = _csv(source) if source.suffix == ".csv" else _numpy(source)
     if x.dtype.kind not in "fiub":
@@ -81,10 +81,7 @@ def read_inputs(source: Path, data: Dataset) -> Tensor:
                 f"{source} has {x.shape[1]} columns; an input of {data.name} has {prod(data.shape)} numbers"
             )
         x = x.reshape(-1, *data.shape)
-    given = torch.from_numpy(np.ascontiguousarray(x))
-    if data.input_scale is None or tuple(given.shape[1:]) != data.shape:
-        return given
-    return data.input_scale.apply(given.float())
+    return torch.from_numpy(np.ascontiguousarray(x))
 
 
 def _numpy(source: Path) -> np.ndarray:

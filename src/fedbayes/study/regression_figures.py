@@ -23,7 +23,7 @@ INK = {"FedAG network": "#1b6ca8", "DE": "#b5482a", "VI": "#5b8c3e"}
 def cubic_rounds(seed: int = 0) -> tuple[Any, dict[int, Predictive]]:
     """The toy (10 workers, 16 points each) and its predictions on [-6, 6] after the rounds that are shown."""
     data = load("cubic", seed=seed)
-    tasks = folds.federations([data], fedag(), hidden=folds.hidden_units("cubic"), rounds=max(SHOWN), every=1)
+    tasks = folds.federations([data.as_seen()], fedag(), hidden=folds.hidden_units("cubic"), rounds=max(SHOWN), every=1)
     seen: dict[int, Predictive] = {}
 
     def look(number: int, parts: list[Parts]) -> None:
@@ -40,8 +40,8 @@ def cubic_figure(output: Path) -> list[Path]:
 
     data, seen = cubic_rounds()
     figure = Figure(figsize=(10.5, 3.4), layout="constrained")
-    grid = data.input_scale.undo(data.test_x)[:, 0].numpy()
-    x, y = data.input_scale.undo(data.x)[:, 0], data.target_scale.undo(data.y)[:, 0]
+    grid = data.test_x[:, 0].numpy()
+    x, y = data.x[:, 0], data.target_scale.undo(data.y)[:, 0]
     axes = figure.subplots(1, len(SHOWN), sharey=True)
     for ax, (number, p) in zip(axes, seen.items()):
         mean, scale = p.mean[:, 0].numpy(), p.total[:, 0].sqrt().numpy()

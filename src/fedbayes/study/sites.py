@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbayes.data import Clients, Dataset
+from fedbayes.data import Clients, Dataset, Standardise
 from fedbayes.data.ragged import Ragged
 from fedbayes.errors import InputError
 
@@ -65,6 +65,11 @@ def _ask(function: Site, options: Mapping[str, Any], client: int | None, like: D
         raise InputError(f"data for {who} has no rows; {'one example' if client is None else 'one'} is the least")
     if data.target_scale is not None:
         raise InputError(f"data for {who} has targets in units of its own; scale them by numbers that all sites share")
+    if like is not None and isinstance(data.prepare, Standardise) and data.prepare != like.prepare:
+        raise InputError(
+            f"data for {who} is standardised by its own rows; give all sites the same numbers, "
+            "prepare=fedbayes.data.Standardise(mean, std)"
+        )
     if like is not None:
         for name in ("kind", "classes", "shape", "prepare"):
             if getattr(data, name) != getattr(like, name):
