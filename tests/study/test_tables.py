@@ -19,7 +19,7 @@ def some_folds(count: int = 2) -> list[fb.data.Dataset]:
     for _ in range(count):
         x = torch.randn(70, 3, generator=random)
         y = 5 * x.sum(1, keepdim=True).sin() + 20 + 0.5 * torch.randn(70, 1, generator=random)
-        made.append(from_arrays(x[:60], y[:60], x[60:], y[60:], kind="real", standardise=True))
+        made.append(from_arrays(x[:60], y[:60], x[60:], y[60:], kind="real", standardise=True).as_seen())
     return made
 
 
