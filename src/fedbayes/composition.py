@@ -45,6 +45,7 @@ class Setting:
     rounds: int = 1
     y: Tensor | None = None  # a target
     most: int = 0  # rows of the largest client
+    cohort: int = 1  # clients of a round
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,7 @@ def prepare(
         rounds,
         data.y[:1].to(where),
         int(clients.sizes.max()),
+        size,
     )
     _try_network(setting, clients)
     program = method.build(setting)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fedbayes.clients.client import Client, Info, Own, Upload
 from fedbayes.noise import Tape
-from fedbayes.posterior import Gaussian, Parts, softplus_inverse
+from fedbayes.posterior import Gaussian, Parts, map_tensors, softplus_inverse
 
-LEAST = 1e-3  # of the broadcast's precision: what a cavity has at least, where factors of others are negative
+LEAST = 1e-3  # of the prior's precision: what a cavity has at least, where factors of others are negative
+FALL = 0.9  # of the broadcast's precision: what all clients of a round together may take off it
 
 
 class State(NamedTuple):
@@ -27,14 +28,14 @@ def partitioned(inner: Client, *, first: Gaussian) -> Client:
 
     upload = q_k^damping * q^(1 - damping),  t_k <- t_k * upload / q,  in natural parameters; the server multiplies q by
     all changes (the rule `dwc` with q as its reference). `first` is where training starts in round 0, for a network
-    can't leave a prior that is centred on 0. Scalar option: `damping`.
+    can't leave a prior that is centred on 0. A weight whose precision would fall by more than its client's share of
+    `FALL` is damped further: so the server never meets a precision that it must floor, and the prior times all factors
+    is its posterior after every round. Factors are float64: a cavity may be a millionth of the posterior's precision.
+    Scalar options: `damping`, `prior_scale`, `cohort`.
     """
 
     def start(own: Own, info: Info) -> State:
-        q = _gaussian(info.broadcast)
-        precision = q.scale.square().reciprocal()
-        left = torch.maximum(precision - own["precision"], LEAST * precision)
-        cavity = Gaussian((precision * q.mean - own["shift"]) / left, left.rsqrt(), q.layout)
+        factor = {name: own[name].double() for name in ("precision", "shift")}
         begun = inner.start(own, info)
         fresh = info.round == 0
         vectors = {
@@ -42,7 +43,8 @@ def partitioned(inner: Client, *, first: Gaussian) -> Client:
             "mean": torch.where(fresh, first.mean, begun.vectors["mean"]),
             "rho": torch.where(fresh, softplus_inverse(first.scale), begun.vectors["rho"]),
         }
-        return State(begun._replace(vectors=vectors), cavity, {"precision": own["precision"], "shift": own["shift"]})
+        cavity = without(_gaussian(info.broadcast), factor, LEAST * info.options["prior_scale"].double() ** -2)
+        return State(begun._replace(vectors=vectors), cavity, factor)
 
     def step(state: State, b: Any, tape: Tape, info: Info) -> State:
         seen = info._replace(broadcast={**info.broadcast, "model": state.cavity})
@@ -50,20 +52,41 @@ def partitioned(inner: Client, *, first: Gaussian) -> Client:
 
     def finish(state: State, info: Info) -> Upload:
         done = inner.finish(state.inner, info._replace(broadcast={**info.broadcast, "model": state.cavity}))
-        q, found, damping = _gaussian(info.broadcast), _gaussian(done.parts), info.options["damping"]
-        old, new = q.scale.square().reciprocal(), found.scale.square().reciprocal()
-        change = {"precision": damping * (new - old), "shift": damping * (new * found.mean - old * q.mean)}
-        precision = old + change["precision"]
-        upload = Gaussian((old * q.mean + change["shift"]) / precision, precision.rsqrt(), q.layout)
-        own = {name: state.factor[name] + change[name] for name in change}
+        q, options = _gaussian(info.broadcast), info.options
+        upload = towards(q, _gaussian(done.parts), options["damping"].double(), FALL / options["cohort"].double())
+        # The factor takes the change as it is sent, rounded: it is what the server adds.
+        before, after = _naturals(q), _naturals(upload)
+        own = {name: state.factor[name] + after[name] - before[name] for name in state.factor}
         return Upload({**done.parts, "model": upload}, own, done.metrics)
 
     def nothing(broadcast: Parts) -> Own:
-        zero = torch.zeros_like(broadcast["model"].mean)
+        zero = torch.zeros_like(broadcast["model"].mean, dtype=torch.float64)
         return {"precision": zero, "shift": zero.clone()}
 
     (phase,) = inner.phases
     return Client(start, (phase._replace(step=step),), finish, nothing)
+
+
+def without(q: Gaussian, factor: dict[str, Tensor], least: Tensor) -> Gaussian:
+    """The cavity q / factor. It holds the prior: where it has less precision than `least`, negative factors of others
+    have left nothing to be known but where q is."""
+    whole = _naturals(q)
+    precision, shift = (whole[name] - factor[name] for name in ("precision", "shift"))
+    known = precision > least
+    precision = torch.where(known, precision, least)
+    mean = torch.where(known, shift / precision, q.mean.double())
+    return Gaussian(mean.to(q.mean.dtype), precision.rsqrt().to(q.mean.dtype), q.layout)
+
+
+def towards(q: Gaussian, found: Gaussian, damping: Tensor, fall: Tensor) -> Gaussian:
+    """q * (found / q)^c with c = damping, or less where more than `fall` of q's precision would go."""
+    old, new = (value.scale.double().square().reciprocal() for value in (q, found))
+    loss = (damping * (old - new)).clamp(min=0)
+    part = damping * torch.where(loss > fall * old, fall * old / loss, 1.0)
+    precision = old + part * (new - old)
+    # From q's own mean: the difference of two large products would lose small moves.
+    mean = q.mean.double() + part * new * (found.mean.double() - q.mean.double()) / precision
+    return Gaussian(mean.to(q.mean.dtype), precision.rsqrt().to(q.mean.dtype), q.layout)
 
 
 def own_model(client: Client, inner: Client) -> Client:
@@ -74,6 +97,11 @@ def own_model(client: Client, inner: Client) -> Client:
         return Upload(done.parts, {}, done.metrics)
 
     return client._replace(finish=finish)
+
+
+def _naturals(q: Gaussian) -> dict[str, Tensor]:
+    shift, precision = map_tensors(q, Tensor.double).naturals()
+    return {"precision": precision, "shift": shift}
 
 
 def _gaussian(parts: Parts) -> Gaussian:

@@ -153,6 +153,8 @@ def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1,
     fixed = [name for name in ("prior", "rule", "weighting", "division") if name in options]
     if fixed:
         raise InputError(f"{fixed[0]} is fixed in pvi: the prior is the cavity, the rule adds natural parameters")
+    if options.get("server") is not None:
+        raise InputError("server: in pvi the posterior is the product of the clients' factors; leave it out")
     base = call(fedvi, {"rule": "dwc", "prior_scale": prior_scale, "initial": initial, **options})
     check_options({"damping": damping})
 
@@ -166,7 +168,7 @@ def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1,
             client=client,
             personal=own_model(client, program.client),
             initial={**program.initial, "model": prior},
-            options=lambda number: {**program.options(number), "damping": damping},
+            options=lambda number: {**program.options(number), "damping": damping, "cohort": float(setting.cohort)},
         )
 
     return Method("pvi", {"damping": damping, **base.options}, build)
