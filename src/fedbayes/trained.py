@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedbayes.clients.client import Own
 from fedbayes.engine.choice import tensor_cores
-from fedbayes.errors import InputError
+from fedbayes.errors import InputError, unknown
 from fedbayes.federation import BY_MEMBERS, MEMBERS, NOISE_PART, WHO, predicting
 from fedbayes.observation import with_noise as estimated
 from fedbayes.personalised import Federation, personal_models, personal_scores, refined_task, sums_of
@@ -100,8 +100,12 @@ class Run:
             return self.personal_scores()
         return evaluate(self.task, self._final, draws=draws)
 
-    def personal(self, client: int) -> Personal:
-        """The model that a client makes its own, by training on its rows once more."""
+    def personal(self, client: int | str) -> Personal:
+        """The model that a client, by number or by name, makes its own by training on its rows once more."""
+        if isinstance(client, str):
+            if client not in self.task.clients.names:
+                raise unknown("client", client, self.task.clients.names)
+            client = self.task.clients.names.index(client)
         if not 0 <= client < len(self.task.clients):
             raise InputError(f"client {client}: there are {len(self.task.clients)}, numbered from 0")
         for cohort in personal_models([self.home], [client]):

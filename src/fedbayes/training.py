@@ -150,6 +150,7 @@ def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
 
 
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
+    names = task.clients.names
     down = {part: order.broadcast[part] for part in task.program.rules}
     up, again = message_bytes(task.program.uploaded(down)), 0
     if task.restate is not None and outcome.counted:  # the pooled network once more, and its statistics back
@@ -158,8 +159,8 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
     return {
         "round": order.round + 1,
         "cohort": len(order.cohort),
-        "dropped": list(order.dropped),
-        "left_out": {str(k): why for k, why in outcome.left_out.items()},
+        "dropped": [names[k] if names else k for k in order.dropped],
+        "left_out": {task.clients.name(k): why for k, why in outcome.left_out.items()},
         "train": {name: total / outcome.counted for name, total in outcome.metrics.items() if outcome.counted},
         **report,
         "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)) + again,

@@ -23,7 +23,8 @@ class Dataset:
     `prepare` makes of a stored batch what the network sees; it is part of the model, so all that predicts takes stored
     rows.
     `kind` is "classes" (y int64 [n]), "labels" (y 0/1 float32 [n, C]) or "real" (y float32 [n, D]), `classes` C or D.
-    `owner` says whom a row came from where that is known; `note` what is missing from a partial set.
+    `owner` says whom a row came from where that is known, `owner_names` what these are called, `columns` what the
+    inputs of a table are called; `note` what is missing from a partial set.
     """
 
     name: str
@@ -39,6 +40,8 @@ class Dataset:
     vocabulary: tuple[str, ...] = field(default=(), repr=False)
     owner: Tensor | None = field(default=None, repr=False)
     test_owner: Tensor | None = field(default=None, repr=False)
+    owner_names: tuple[str, ...] = field(default=(), repr=False)
+    columns: tuple[str, ...] = field(default=(), repr=False)
     note: str = ""
 
     def __len__(self) -> int:
@@ -87,17 +90,22 @@ class Dataset:
             test = _own_test_rows(self, shares.rows)
         else:
             test = _test_rows(self, shares.rows, test_per_client, np.random.default_rng(test_seed))
-        return Clients(self, shares.rows, test, shares.server)
+        names = _site_names(self, shares.rows) if by == "owner" else ()
+        return Clients(self, shares.rows, test, shares.server, names)
 
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """Who holds which rows of a data set; `server` are rows of `data.x` that no client has."""
+    """Who holds which rows of a data set; `server` are rows of `data.x` that no client has.
+
+    `names` are what the clients are called, where that is known.
+    """
 
     data: Dataset
     train: Ragged
     test: Ragged
     server: Tensor
+    names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.train)
@@ -106,7 +114,12 @@ class Clients:
         low, high = int(self.sizes.min()), int(self.sizes.max())
         kept = f", {len(self.server)} at the server" if len(self.server) else ""
         rows = f"{low} to {high}" if low < high else f"{low}"
-        return f"Clients({len(self)} of {self.data.name}, {rows} rows each{kept})"
+        who = f": {', '.join(self.names)}" if 0 < len(self.names) <= 6 else ""
+        return f"Clients({len(self)} of {self.data.name}{who}, {rows} rows each{kept})"
+
+    def name(self, k: int) -> str:
+        """What client k is called: its name where it has one, else its number."""
+        return self.names[k] if self.names else str(k)
 
     @property
     def sizes(self) -> Tensor:
@@ -139,7 +152,7 @@ class Clients:
 
     def _one(self, rows: Tensor) -> "Clients":
         tested = torch.arange(len(self.data.test_x))
-        return replace(self, train=Ragged.of_lists([rows]), test=Ragged.of_lists([tested]))
+        return replace(self, train=Ragged.of_lists([rows]), test=Ragged.of_lists([tested]), names=())
 
     def holdout(self, fraction: float, seed: int = 0) -> tuple["Clients", list[Tensor]]:
         """Cut a random share off each client's training rows for validation; every client keeps at least one row."""
@@ -199,6 +212,13 @@ def _test_rows(data: Dataset, rows: Ragged, each: int | None, rng: np.random.Gen
         )
     counts = np.minimum(counts, have)[:, np.unique(labels)]
     return Ragged.of_sizes(*by_counts(labels, counts, rng, reuse=True))
+
+
+def _site_names(data: Dataset, rows: Ragged) -> tuple[str, ...]:
+    """What clients that hold the rows of owners are called, after those owners."""
+    if data.owner is None or not data.owner_names:
+        return ()
+    return tuple("+".join(data.owner_names[i] for i in data.owner[own].unique().tolist()) for own in rows)
 
 
 def _own_test_rows(data: Dataset, rows: Ragged) -> Ragged:

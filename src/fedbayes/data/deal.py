@@ -20,11 +20,16 @@ def iid(labels: np.ndarray, clients: int, rng: Generator, *, volume: int | None)
     return rng.permutation(n)[: sizes.sum()], sizes
 
 
-def natural(owners: np.ndarray, clients: int, rng: Generator, *, owners_each: int) -> Dealt:
+def natural(owners: np.ndarray, clients: int, rng: Generator, *, owners_each: int, some: bool) -> Dealt:
     ids = np.unique(owners)
     if clients * owners_each > len(ids):
         raise ValueError(
             f"{clients} clients of {owners_each} owners each are more than the {len(ids)} there are: lower clients"
+        )
+    if clients * owners_each < len(ids) and not some:
+        raise ValueError(
+            f"natural: {clients} clients of {owners_each} owners each leave out {len(ids) - clients * owners_each} of "
+            f"the {len(ids)} owners: set clients={len(ids)}, raise owners_each, or draw some of them by some=True"
         )
     # All owners keep their order; a part of them is drawn.
     chosen = ids if clients * owners_each == len(ids) else rng.permutation(ids)[: clients * owners_each]

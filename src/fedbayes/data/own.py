@@ -30,12 +30,13 @@ def from_arrays(
 ) -> Dataset:
     """Arrays or tensors as a data set.
 
-    Without `kind`: whole-number y [n] are classes, whole-number y [n, C] labels, others real targets.
+    Without `kind`: whole-number y [n] are classes, whole-number y [n, C] labels, others real targets; floating numbers
+    that are class numbers by their looks (0.0 and 1.0) are refused, as they may be meant as either.
     `standardise` scales float inputs [n, F] and real targets by the statistics of the training part. Inputs are kept
     in their own units: the scaling is part of the model, so that predictions take rows as they come.
     """
     inputs, targets = _inputs(x, double=standardise), _tensor(y)
-    kind = kind or _kind_of(targets)
+    kind = kind or kind_of([targets])
     targets = _targets(targets, kind)
     if (test_x is None) != (test_y is None):
         raise ValueError("give test_x and test_y together, or neither")
@@ -110,7 +111,7 @@ def from_clients(
     for k, (x, y) in enumerate(pairs):
         if len(x) == 0 or len(y) == 0:
             raise ValueError(f"client {k} has no rows: leave it out, or give it at least one")
-    kind = kind or _kind_of(pairs[0][1])
+    kind = kind or kind_of([y for _, y in pairs])
     pairs = [(x, _targets(y, kind)) for x, y in pairs]
     if classes is None:
         classes = max(int(y.max()) + 1 for _, y in pairs) if kind == "classes" else pairs[0][1].shape[1]
@@ -161,10 +162,24 @@ def _inputs(values: Any, *, double: bool) -> Tensor:
     return x.contiguous() if x.dtype == torch.uint8 else x.long()
 
 
-def _kind_of(y: Tensor) -> str:
-    if y.is_floating_point():
-        return "real"
-    return "classes" if y.ndim == 1 else "labels"
+MOST_CLASSES = 20  # floating targets with more values than this are taken for a regression
+
+
+def kind_of(targets: Sequence[Tensor]) -> str:
+    """The kind that targets have by their type; floating ones that look like class numbers could be either."""
+    first = targets[0]
+    if not any(y.is_floating_point() for y in targets):
+        return "classes" if first.ndim == 1 else "labels"
+    values = torch.cat([y.double().flatten() for y in targets]).unique()
+    count = len(values)
+    numbered = 2 <= count <= MOST_CLASSES and torch.equal(values, torch.arange(count, dtype=torch.float64))
+    if numbered and sum(y.numel() for y in targets) > 2 * count:
+        raise ValueError(
+            f"y holds the floating numbers 0 to {count - 1}, which may be classes or measurements: say kind='classes' "
+            f"(or pass whole numbers), {'kind=' + repr('labels') + ' for yes or no, ' if count == 2 else ''}"
+            "or kind='real' for a regression"
+        )
+    return "real"
 
 
 def _targets(y: Tensor, kind: str) -> Tensor:

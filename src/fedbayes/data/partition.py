@@ -72,9 +72,12 @@ def iid(*, volume: int | None = None, server: float = 0) -> Partition:
     return _partition(deal.iid, by="row", server=server, volume=volume)
 
 
-def natural(*, owners_each: int = 1, server: float = 0) -> Partition:
-    """A client holds the rows of `owners_each` writers, devices or files, as they came."""
-    return _partition(deal.natural, by="owner", server=server, owners_each=owners_each)
+def natural(*, owners_each: int = 1, some: bool = False, server: float = 0) -> Partition:
+    """A client holds the rows of `owners_each` writers, devices or files, as they came.
+
+    All owners must find a place; with `some` as many as the clients need are drawn, and the others left out.
+    """
+    return _partition(deal.natural, by="owner", server=server, owners_each=owners_each, some=some)
 
 
 def dirichlet(alpha: float, *, least: int = 1, server: float = 0) -> Partition:

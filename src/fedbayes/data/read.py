@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedbayes.data.dataset import Dataset
-from fedbayes.data.own import from_arrays, standardised
+from fedbayes.data.own import from_arrays, kind_of
 
 Parts = dict[str, np.ndarray]
 
@@ -31,7 +31,7 @@ def from_folder(path: str | Path, *, name: str | None = None, **options: Any) ->
         raise FileNotFoundError(f"{path} has no x.npy, and no sub-folder or .npz of a client with one")
     clients = [_parts(home) for home in homes]
     shared = _parts(path, needed=()) if (path / "test_x.npy").is_file() else {}
-    return _owned(clients, [str(home.name) for home in homes], shared, name, options)
+    return _owned(clients, [home.stem if home.suffix == ".npz" else home.name for home in homes], shared, name, options)
 
 
 def from_csv(
@@ -39,39 +39,47 @@ def from_csv(
     target: str | Sequence[str],
     *,
     test: str | Path | float = 0.2,
-    kind: str = "real",
+    kind: str | None = None,
     owner: str | None = None,
     standardise: bool = True,
     name: str | None = None,
 ) -> Dataset:
-    """Tables with a head line. All columns but `target` (and `owner`) are numbers and inputs.
+    """Tables with a head line. All columns but `target` (and `owner`) are numbers and inputs, matched by their names.
 
-    `path` is one file, or a list or folder with one a client; `owner` names a column that says whose row it is.
-    `test` is a file, or the share of rows cut off each table, evenly spread over it. Classes may be words.
+    `path` is one file, or a list or folder with one file per site; `owner` names a column that says whose row it is.
+    Sites are named by their files, or by the values of that column. `test` is a file, or the share of rows cut off
+    each site, evenly spread over it: sites then have test rows of their own. Classes may be words. Without `kind`
+    targets are real.
     """
     files = _csv_files(path)
     targets = [target] if isinstance(target, str) else list(target)
-    tables = [_table(file, targets, owner) for file in files]
-    share = 0.0 if isinstance(test, str | Path) else test
-    cut = [_spread(len(table.x), share) for table in tables]
+    columns = _input_columns(files[0], targets, owner)
+    sites = [file.stem if len(files) > 1 else "" for file in files]
+    tables = [_table(file, columns, targets, owner, site) for file, site in zip(files, sites, strict=True)]
+    joined = _Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
     if isinstance(test, str | Path):
-        held = _table(Path(test), targets, owner)
+        held = _table(Path(test), columns, targets, owner, "")
     else:
-        held = _join([_pick(table, rows) for table, rows in zip(tables, cut, strict=True)])
-    train = [_pick(table, ~rows) for table, rows in zip(tables, cut, strict=True)]
-    joined = _join(train)
-    y, test_y, names = _numbered(joined.y, held.y, kind)
-    data = from_arrays(joined.x, y, held.x, test_y, kind=kind, class_names=names, name=name or files[0].stem)
-    data = standardised(data) if standardise else data
-    if owner is not None:
-        return replace(data, owner=torch.from_numpy(np.unique(joined.who, return_inverse=True)[1].astype(np.int64)))
-    if len(files) > 1:
-        return replace(data, owner=torch.from_numpy(np.repeat(np.arange(len(train)), [len(t.x) for t in train])))
-    return data
+        rows = _spread_by_site(joined.who, test)
+        joined, held = _pick(joined, ~rows), _pick(joined, rows)
+    y, test_y, names, kind = _numbered(joined.y, held.y, kind)
+    data = from_arrays(
+        joined.x,
+        y,
+        held.x,
+        test_y,
+        kind=kind,
+        class_names=names,
+        name=name or files[0].stem,
+        standardise=standardise,
+    )
+    data = replace(data, columns=tuple(columns))
+    shared = isinstance(test, str | Path) and owner is None
+    return data if owner is None and len(files) == 1 else _with_owners(data, joined.who, None if shared else held.who)
 
 
 class _Table(NamedTuple):
-    """Inputs float32 [n, F]; targets [n, D] and owners [n] as they are written."""
+    """Inputs float64 [n, F]; targets [n, D] and owners [n] as they are written."""
 
     x: np.ndarray
     y: np.ndarray
@@ -82,10 +90,17 @@ def _pick(table: _Table, rows: np.ndarray) -> _Table:
     return _Table(*(part[rows] for part in table))
 
 
-def _join(tables: list[_Table]) -> _Table:
-    if len({table.x.shape[1] for table in tables}) > 1:
-        raise ValueError("the tables have different numbers of columns: give them the same")
-    return _Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
+def _with_owners(data: Dataset, who: np.ndarray, test_who: np.ndarray | None) -> Dataset:
+    """Owners by the order of their names; those with test rows alone come after the others."""
+    names = sorted(set(who.tolist()))
+    if test_who is not None:
+        names += sorted(set(test_who.tolist()) - set(names))
+    number = {site: i for i, site in enumerate(names)}
+    owner, test_owner = (
+        None if part is None else torch.tensor([number[site] for site in part.tolist()], dtype=torch.int64)
+        for part in (who, test_who)
+    )
+    return replace(data, owner=owner, test_owner=test_owner, owner_names=tuple(map(str, names)))
 
 
 def _csv_files(path: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -126,34 +141,69 @@ def _owned(clients: list[Parts], homes: list[str], shared: Parts, name: str, opt
     joined |= {key: np.concatenate([part[key] for part in tests]) for key in ("test_x", "test_y") if tests}
     data = from_arrays(joined["x"], joined["y"], joined.get("test_x"), joined.get("test_y"), name=name, **options)
     owner = np.repeat(np.arange(len(clients)), [len(part["x"]) for part in clients])
-    data = replace(data, owner=torch.from_numpy(owner))
+    data = replace(data, owner=torch.from_numpy(owner), owner_names=tuple(homes))
     if not own_tests:
         return data
     test_owner = np.repeat(np.arange(len(clients)), [len(part["test_x"]) for part in clients])
     return replace(data, test_owner=torch.from_numpy(test_owner))
 
 
-def _table(path: Path, targets: list[str], owner: str | None) -> _Table:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        head, *lines = [line for line in csv.reader(file) if line] or [[]]
+def _input_columns(path: Path, targets: list[str], owner: str | None) -> list[str]:
+    """The columns of a table that are inputs, in its order."""
+    head = _lines(path)[0]
     for column in [*targets, *([owner] if owner else [])]:
         if column not in head:
             raise ValueError(f"{path} has no column {column!r}; it has {', '.join(head)}")
+    return [column for column in head if column not in targets and column != owner]
+
+
+def _lines(path: Path) -> tuple[list[str], list[list[str]]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        head, *lines = [line for line in csv.reader(file) if line] or [[]]
+    head = [column.strip() for column in head]
+    twice = [column for i, column in enumerate(head) if column in head[:i]]
+    if twice:
+        raise ValueError(f"{path} has two columns {twice[0]!r}: give every column a name of its own")
+    return head, lines
+
+
+def _table(path: Path, columns: list[str], targets: list[str], owner: str | None, site: str) -> _Table:
+    """A file's rows under the columns that all files have, found by name; `site` owns them without an owner column."""
+    head, lines = _lines(path)
+    needed = [*columns, *targets, *([owner] if owner else [])]
+    for column in needed:
+        if column not in head:
+            raise ValueError(f"{path} has no column {column!r}; it has {', '.join(head)}")
+    for column in head:
+        if column not in needed:
+            raise ValueError(
+                f"{path} has a column {column!r} that the other tables lack: leave it out, or add it there"
+            )
     if not lines:
         raise ValueError(f"{path} has no rows")
     for i, line in enumerate(lines, 2):
         if len(line) != len(head):
             raise ValueError(f"{path}, line {i}: {len(line)} fields under {len(head)} columns")
     table = np.array(lines)
-    inputs = [i for i, column in enumerate(head) if column not in targets and column != owner]
-    x = np.empty((len(lines), len(inputs)), np.float32)
-    for j, i in enumerate(inputs):
+    x = np.empty((len(lines), len(columns)))
+    for j, column in enumerate(columns):
         try:
-            x[:, j] = table[:, i].astype(np.float32)
+            x[:, j] = table[:, head.index(column)].astype(np.float64)
         except ValueError as error:
-            raise ValueError(f"{path}, column {head[i]!r}: {error}: turn it into numbers or leave it out") from error
-    who = table[:, head.index(owner)] if owner else np.full(len(lines), "")
+            raise ValueError(f"{path}, column {column!r}: {error}: turn it into numbers or leave it out") from error
+    who = table[:, head.index(owner)] if owner else np.full(len(lines), site)
     return _Table(x, table[:, [head.index(column) for column in targets]], who)
+
+
+def _spread_by_site(who: np.ndarray, share: float) -> np.ndarray:
+    """True for a share of each site's rows, at even distances."""
+    rows = np.zeros(len(who), bool)
+    for site in np.unique(who):
+        own = np.flatnonzero(who == site)
+        rows[own] = _spread(len(own), share)
+        if rows[own].all():
+            raise ValueError(f"test={share} leaves {site or 'the table'} no row to train on: lower it")
+    return rows
 
 
 def _spread(n: int, share: float) -> np.ndarray:
@@ -164,16 +214,19 @@ def _spread(n: int, share: float) -> np.ndarray:
     return np.diff(steps) > 0
 
 
-def _numbered(y: np.ndarray, test_y: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Targets as numbers; classes by the order of their names, whole numbers by value."""
+def _numbered(
+    y: np.ndarray, test_y: np.ndarray, kind: str | None
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], str]:
+    """Targets as numbers, the names of classes, and the kind; classes by the order of names, whole numbers by value."""
     if kind != "classes":
         try:
-            return y.astype(np.float32), test_y.astype(np.float32), ()
+            values, test_values = y.astype(np.float64), test_y.astype(np.float64)
         except ValueError as error:
             raise ValueError(f"targets must be numbers ({error}): for words pass kind='classes'") from error
+        return values, test_values, (), kind or kind_of([torch.from_numpy(values)])
     if y.shape[1] != 1:
         raise ValueError(f"classes come in one column, not {y.shape[1]}")
     seen = sorted({*y[:, 0], *test_y[:, 0]}, key=lambda v: (0, int(v), "") if v.lstrip("-").isdigit() else (1, 0, v))
     number = {value: i for i, value in enumerate(seen)}
     train, test = (np.array([number[v] for v in part[:, 0]], np.int64) for part in (y, test_y))
-    return train, test, tuple(str(v) for v in seen)
+    return train, test, tuple(str(v) for v in seen), kind

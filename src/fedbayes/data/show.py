@@ -61,7 +61,7 @@ def label_table(clients: Clients, *, first: int = 20) -> Table:
     tests = clients.test.sizes
     for k in range(min(first, len(clients))):
         row = [str(n) if n else "." for n in counts[k].tolist()]
-        table.add_row(str(k), *row, str(int(clients.sizes[k])), str(int(tests[k])))
+        table.add_row(clients.name(k), *row, str(int(clients.sizes[k])), str(int(tests[k])))
     if len(clients) > first:
         table.add_row("...", *[""] * (len(names) + 2))
     total = [str(n) for n in counts.sum(0).tolist()]

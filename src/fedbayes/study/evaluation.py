@@ -122,6 +122,8 @@ def client_arrays(run: Run) -> dict[str, np.ndarray]:
     """How many rows each client trains on, and how many of each label."""
     clients = run.task.clients
     arrays = {"client_sizes": clients.sizes.numpy()}
+    if clients.names:
+        arrays["client_names"] = np.array(clients.names, dtype=str)
     if clients.data.kind != "real":
         arrays["label_counts"] = clients.label_counts().numpy()
     return arrays

@@ -200,6 +200,7 @@ def _card(run: Run, what: str, predictor: Predictor, x: Tensor) -> dict[str, Any
         "kind": data.kind,
         "input": {"shape": ["N", *data.shape], "type": str(x.dtype).removeprefix("torch.")},
         "outputs": list(predictor(x)),
+        "columns": list(data.columns),
         "class_names": list(data.class_names),
         "rounds": run.progress.state.round,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -70,9 +71,9 @@ def read_inputs(source: Path, data: Dataset) -> Tensor:
     """Inputs of a .npy, .npz or .csv file, in the units in which the data came.
 
     An .npz file holds one array, or one named `x`. A row of a CSV file is one input, flattened; a first line that is
-    no numbers is taken for names.
+    no numbers is taken for names, by which the columns are found where the data's own have names.
     """
-    x = _csv(source) if source.suffix == ".csv" else _numpy(source)
+    x = _csv(source, data.columns) if source.suffix == ".csv" else _numpy(source)
     if x.dtype.kind not in "fiub":
         raise InputError(f"{source} must hold numbers, not {x.dtype}; write it with numpy.save")
     if source.suffix == ".csv":
@@ -101,20 +102,34 @@ def _numpy(source: Path) -> np.ndarray:
     raise InputError(f"{source} holds {held}; name the array of inputs x, or write it alone with numpy.save")
 
 
-def _csv(source: Path) -> np.ndarray:
+def _csv(source: Path, columns: Sequence[str]) -> np.ndarray:
     try:
         with source.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{source} can't be read as text ({error})") from error
-    if rows and not _is_number(rows[0][0]):
-        rows = rows[1:]
+    if rows and not all(map(_is_number, rows[0])):
+        head, rows = [name.strip() for name in rows[0]], rows[1:]
+        rows = _by_name(source, head, rows, columns) if columns else rows
     if not rows:
         raise InputError(f"{source} has no rows of numbers")
     for number, row in enumerate(rows, 1):
         if len(row) != len(rows[0]) or not all(map(_is_number, row)):
             raise InputError(f"{source}: data row {number} is not {len(rows[0])} numbers: {','.join(row)[:60]}")
     return np.array(rows, dtype=np.float64)
+
+
+def _by_name(source: Path, head: list[str], rows: list[list[str]], columns: Sequence[str]) -> list[list[str]]:
+    """The fields of the columns that the run was trained on, in its order; others are not looked at."""
+    for name in columns:
+        if head.count(name) != 1:
+            lacks = "no column" if name not in head else "two columns"
+            raise InputError(f"{source} has {lacks} {name!r}; the run was trained on {', '.join(columns)}")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(head):
+            raise InputError(f"{source}: data row {number} has {len(row)} fields under {len(head)} columns")
+    places = [head.index(name) for name in columns]
+    return [[row[i] for i in places] for row in rows]
 
 
 def _is_number(text: str) -> bool:

@@ -44,7 +44,7 @@ DATA: dict[str, dict[str, Any]] = {
         "data_options": {"digits": False},
         "network": "fedppd_femnist",
         "partition": "natural",
-        "partition_options": {"owners_each": 10, "server": SERVER_ROWS},
+        "partition_options": {"owners_each": 10, "some": True, "server": SERVER_ROWS},
         "rounds": 200,
         "evaluate_every": 10,
     },

@@ -113,7 +113,7 @@ def _columns(arrays: Arrays, known: list[tuple[Shown, np.ndarray]], order: np.nd
             _, y = axes.put(0.0, values[shown][there])
             x = LEFT + (there + 0.5) * column
             axes.marks.append(Dots(x, y, run.ink, run.number, min(3.5, column / 2)))
-            said = [f"{run.name}, client {shown[i]}: {values[shown[i]]:.3f}" for i in there]
+            said = [f"{run.name}, {_name(arrays, shown[i])}: {values[shown[i]]:.3f}" for i in there]
             axes.marks.append(Dots(x, y, run.ink, run.number, 5, said=said))
         marks += axes.marks
     row = 14.0 if counts.shape[1] <= 20 else max(3.0, 280 / counts.shape[1])
@@ -123,12 +123,12 @@ def _columns(arrays: Arrays, known: list[tuple[Shown, np.ndarray]], order: np.nd
             marks.append(Text(LEFT - 6, top + c * row + row - 3, names[c][:7], "end"))
         for i in np.flatnonzero(counts[:, c]):
             n = int(counts[i, c])
-            told = f"client {shown[i]}: {n} rows of {names[c]}"
+            told = f"{_name(arrays, shown[i])}: {n} rows of {names[c]}"
             place = (LEFT + i * column, top + c * row, max(column - 0.6, 0.4), row - 0.6)
             marks.append(Box(*place, "c5", opacity=0.15 + 0.85 * n / most, said=told))
     end = top + counts.shape[1] * row
-    marks.append(Text(LEFT, end + 14, "worst served" if known else "client 0"))
-    marks.append(Text(wide - RIGHT, end + 14, "best served" if known else f"client {len(order) - 1}", "end"))
+    marks.append(Text(LEFT, end + 14, "worst served" if known else _name(arrays, 0)))
+    marks.append(Text(wide - RIGHT, end + 14, "best served" if known else _name(arrays, len(order) - 1), "end"))
     return Drawing(wide, end + 22, f"Scores and labels of {len(shown)} clients", marks)
 
 
@@ -142,8 +142,13 @@ def _worst(arrays: Arrays, known: list[tuple[Shown, np.ndarray]], order: np.ndar
         cells = f"<td>{arrays['client_sizes'][k]}</td>" if "client_sizes" in arrays else ""
         cells += "".join(f'<td class="r{run.number}">{v[k]:.3f}</td>' for run, v in known)
         cells += f'<td class="text">{escape(_mix(arrays, k))}</td>' if "label_counts" in arrays else ""
-        rows.append(f"<tr><th scope=row>{k}</th>{cells}</tr>")
+        rows.append(f"<tr><th scope=row>{escape(_name(arrays, k).removeprefix('client '))}</th>{cells}</tr>")
     return Card(f"The worst served, {SCORES[score]} on their own test rows", table(head, rows, "client"))
+
+
+def _name(arrays: Arrays, k: int) -> str:
+    """What a client is called."""
+    return str(arrays["client_names"][k]) if "client_names" in arrays else f"client {k}"
 
 
 def _mix(arrays: Arrays, client: int) -> str:
