@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import distributions as D
 from torch import nn
 
+import fedbayes as fb
 from fedbayes.clients.client import Batch, Info
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.data import from_clients
@@ -260,3 +261,26 @@ def test_more_draws_give_a_less_noisy_gradient():
         return float(torch.stack(moves).var(0).sum())
 
     assert spread(8) < 0.3 * spread(1)
+
+
+VARIATIONAL = [name for name, rule in fb.rules.RULES.items() if fb.Gaussian in rule.takes and name != "fedag"]
+
+
+@pytest.mark.parametrize("rule", VARIATIONAL)
+def test_under_every_rule_no_client_is_lost_by_default(rule):
+    """ws, wc and conflation narrow with every round: with their broadcast as the prior all clients diverged."""
+    clients = fb.data.load("digits").split(fb.partition.dirichlet(0.3), clients=8, seed=0)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    run = fb.fit(network, clients, method=fb.methods.fedvi(rule=rule, epochs=2), rounds=10, evaluate_every=10)
+    assert not any(record["left_out"] for record in run.journal)
+    if rule != "dwc":  # which moves the mean further than any client went
+        assert run.scores()["accuracy"] > 0.6
+
+
+def test_the_prior_is_the_broadcast_unless_the_rule_narrows_or_it_is_given():
+    assert fb.methods.fedvi().options["prior"] == "broadcast"
+    assert fb.methods.fedvi(rule="ws").options["prior"] == "fixed"
+    assert fb.methods.fedvi(rule="ws", prior="broadcast").options["prior"] == "broadcast"
+    for method in (fb.methods.feduab, fb.methods.bpfed, fb.methods.pfedbayes):  # whose prior it is by their definition
+        assert method(rule="conflation").options["prior"] == "broadcast"

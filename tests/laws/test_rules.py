@@ -162,3 +162,12 @@ def test_a_client_of_weight_zero_does_not_change_weighted_rules(seed, k):
         qs, w = _values(name, seed, k + 1), _weights(seed, k + 1)
         w[-1] = 0
         _same(pool(name, qs, w), pool(name, qs[:-1], w[:-1]))
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.takes == (Gaussian,)] + ["lp"])
+def test_a_rule_says_whether_copies_pool_to_something_narrower(name):
+    q = _values(name, 0, 1)[0]
+    pooled = pool(name, [q] * 4, reference=q)
+    assert bool((pooled.scale < 0.9 * q.scale).all()) == RULES[name].narrows
+    if not RULES[name].narrows:
+        _same(pooled, q)

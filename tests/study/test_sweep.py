@@ -80,7 +80,7 @@ def test_a_comparison_is_not_swept(tmp_path: Path) -> None:
 
 
 SERVERS = [
-    {"rule": rule, "weighting": weighting}
+    {"rule": rule, "weighting": weighting, "prior": "broadcast"}
     for rule, weighting in [
         ("nwa", "size"),
         ("ws", "equal"),
@@ -112,4 +112,6 @@ def test_rules_and_weightings_are_one_program_and_each_member_equals_its_run_alo
 
 def test_the_client_of_a_member_is_not_free() -> None:
     members = members_of(replace(DIGITS, method="fedvi"), ["rule=nwa,ws", "prior=fixed,broadcast"])
+    assert len({program_of(member) for member in members.values()}) == 2
+    members = members_of(replace(DIGITS, method="fedvi"), ["rule=nwa,ws"])  # whose priors are not the same by default
     assert len({program_of(member) for member in members.values()}) == 2

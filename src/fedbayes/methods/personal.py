@@ -46,7 +46,7 @@ def bpfed(*, home: tuple[str, ...] = (HEAD,), draws: int | None = None, **option
     """
     if draws is not None:
         options = {"train_draws": draws, "test_draws": draws, **options}
-    base = call(fedvi, options)
+    base = call(fedvi, {"prior": "broadcast", **options})
     return keeping_home(base, "bpfed", {"home": home, **base.options}, home=tuple(home))
 
 
@@ -72,7 +72,7 @@ def pfedbayes(
         options = {"train_draws": draws, "test_draws": draws, **options}
     if options.get("prior", "broadcast") != "broadcast":
         raise InputError("prior is fixed in pfedbayes: it is the client's copy of the global posterior")
-    given = {"lr": lr, "optimiser": optimiser, "kl": kl, "kl_weight": kl_weight, "rule": rule}
+    given = {"lr": lr, "optimiser": optimiser, "kl": kl, "kl_weight": kl_weight, "rule": rule, "prior": "broadcast"}
     check_options({"global_lr": lr if global_lr is None else global_lr})
     base = call(fedvi, {**given, **options})
     return held_near_a_copy(base, optimiser=optimiser, lr=lr if global_lr is None else global_lr, kl=kl)

@@ -45,7 +45,7 @@ def fedvi(
     estimator: str = "local",
     kl: str = "constant",
     kl_weight: float = 1e-4,
-    prior: str = "broadcast",
+    prior: str | None = None,
     prior_scale: float = 1.0,
     initial: float | Mapping[str, float] = 0.1,
     division: float = 1.0,
@@ -66,12 +66,16 @@ def fedvi(
 
     `initial` is the first layer's scale, its square divided by `division` at each next layer; or a table of scales by
     pattern of name. `kl` says what multiplies
-    `kl_weight`: "constant" (1), "1/B", "1/n" or "blundell". `prior` is "broadcast" or "fixed" (N(0, prior_scale^2)).
+    `kl_weight`: "constant" (1), "1/B", "1/n" or "blundell". `prior` is "broadcast" or "fixed" (N(0, prior_scale^2));
+    by default "broadcast", but "fixed" under rules that narrow (ws, wc, conflation): their broadcast is a prior that is
+    harder with every round, until a step of size `lr` on its KL diverges.
     `points` are patterns of weights that are not given a distribution, beside BatchNorm's and the likelihood's own.
     `norm_passes` as in `fedavg`: a rule that moves the mean further than any client went, as dwc does, needs them.
     """
     options = dict(locals())
     check_options(options)
+    held_near = prior or ("fixed" if rule_named(rule).narrows else "broadcast")
+    options["prior"] = held_near
 
     def build(setting: Setting) -> Program:
         model = model_of(setting, [*points_by_default(setting.network, setting.likelihood), *points])
@@ -86,7 +90,7 @@ def fedvi(
             batch=batch,
             train_draws=train_draws,
             kl=kl,
-            prior=prior,
+            prior=held_near,
             falling=lr_within == "falling",
         )
         client = in_schedule(learner, lr_within)
@@ -95,7 +99,7 @@ def fedvi(
         first["model"] = Gaussian(mean, initial_scale(model, initial, division).to(mean), model.layouts["model"])
 
         def reference(broadcast: Parts, scalars: Mapping[str, float]) -> Parts:
-            if prior == "broadcast":
+            if held_near == "broadcast":
                 return broadcast
             q = broadcast["model"].mean
             fixed = Gaussian(torch.zeros_like(q), torch.as_tensor(scalars["prior_scale"]).to(q).expand_as(q), q_layout)
@@ -137,7 +141,7 @@ def feduab(*, draws: int | None = None, division: float = 2.0, **options: Any) -
     """
     if draws is not None:
         options = {"train_draws": draws, "test_draws": draws, **options}
-    method = call(fedvi, {"division": division, **options})
+    method = call(fedvi, {"division": division, "prior": "broadcast", **options})
     return Method("feduab", method.options, method.build)
 
 

@@ -32,6 +32,7 @@ class Rule(NamedTuple):
     takes: tuple[type, ...] = (Gaussian,)
     maxima: tuple[str, ...] = ()
     needs_reference: bool = False  # whether the answer depends on the reference, not only its rounding
+    narrows: bool = False  # whether several copies of one posterior pool to a narrower one
     report: Callable[[Statistics, Posterior], dict[str, float]] = lambda total, reference: {}
 
     def add(self, a: Statistics, b: Statistics) -> Statistics:
@@ -208,10 +209,16 @@ RULES: dict[str, Rule] = {
     "fedavg": Rule(moments("mean"), _point, "weighted mean of points (McMahan et al., 2017)", takes=(Point,)),
     "fedag": linear_pool._replace(about="the linear pool of points: normal with the clients' spread (FedAG)"),
     "nwa": Rule(moments("mean", "variance"), _nwa, "weighted means of mean and variance"),
-    "ws": Rule(moments("mean", "variance2"), _ws, "the weighted sum of independent normals"),
+    "ws": Rule(moments("mean", "variance2"), _ws, "the weighted sum of independent normals", narrows=True),
     "lp": linear_pool,
-    "conflation": Rule(_unweighted(naturals), _conflation, "product of the densities (Hill, 2011)"),
-    "wc": Rule(_encode_wc, _wc, "weighted conflation; the variance follows the heaviest client", maxima=("heaviest",)),
+    "conflation": Rule(_unweighted(naturals), _conflation, "product of the densities (Hill, 2011)", narrows=True),
+    "wc": Rule(
+        _encode_wc,
+        _wc,
+        "weighted conflation; the variance follows the heaviest client",
+        maxima=("heaviest",),
+        narrows=True,
+    ),
     "log_pool": Rule(naturals, _log_pool, "weighted geometric mean of the densities (FedUAB eq. 8)"),
     "dwc": Rule(
         _unweighted(naturals),

@@ -14,7 +14,7 @@ from typing import Any
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError
 from fedbayes.study import journal
-from fedbayes.study.build import build, clients_of, data_of, options_of_method
+from fedbayes.study.build import build, clients_of, data_of, method_of, options_of_method
 from fedbayes.study.experiment import Experiment, table_of, to_toml, with_settings
 from fedbayes.study.recording import Recording, write_once
 from fedbayes.study.run import Watch, refuse_another, train
@@ -68,6 +68,8 @@ def program_of(member: Experiment) -> str:
     table = {k: v for k, v in table_of(member).items() if k not in FREE}
     options: Mapping[str, Any] = table.get("options", {})
     table["options"] = {k: bool(v) if k in SWITCHES else v for k, v in options.items() if k not in SCALARS | AT_SERVER}
+    # Where it is not given it depends on the rule, which else is the server's alone.
+    table["prior"] = method_of(member).options.get("prior")
     return repr(sorted(table.items(), key=lambda row: row[0]))
 
 
