@@ -77,6 +77,7 @@ CASES = {
     "units of inputs and targets": lambda: fitted(table_network(), fb.data.load("diabetes")),
     "a learned noise": lambda: fitted(table_network(), fb.data.load("diabetes"), likelihood=normal(learn=True)),
     "a point": lambda: fitted(Norms(), images(), "fedavg"),
+    "networks and their noise": lambda: fitted(table_network(), fb.data.load("diabetes"), "fedag"),
 }
 
 

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from fedbayes.errors import InputError, unknown
+from fedbayes.federation import NOISE_PART
 from fedbayes.files import write_atomically
 from fedbayes.model import Model
 from fedbayes.predict import draw_weights
@@ -48,11 +49,18 @@ class Member(nn.Module):
         return model.likelihood.moments(output, {name: getattr(self, name.replace(".", "_")) for name in self.taken})
 
 
-def summary(means: Tensor, variances: Tensor, kind: str, units: tuple[Tensor, Tensor] | None) -> dict[str, Tensor]:
-    """What the draws [Z, N, C] say together; aleatoric and epistemic variances add up to the total."""
+def summary(
+    means: Tensor, variances: Tensor, kind: str, units: tuple[Tensor, Tensor] | None, noise: Tensor | None
+) -> dict[str, Tensor]:
+    """What the draws [Z, N, C] say together; aleatoric and epistemic variances add up to the total.
+
+    `noise` [2, C]: the observation noise that was estimated, and a factor on the draws' disagreement.
+    """
     mean = means.mean(0)
     aleatoric, epistemic = variances.mean(0), (means - mean).square().mean(0)
     if kind == "real":
+        if noise is not None:
+            aleatoric, epistemic = noise[0].expand_as(mean), noise[1] * epistemic
         if units is not None:
             mean, aleatoric, epistemic = (
                 mean * units[1] + units[0],
@@ -79,8 +87,11 @@ def summary(means: Tensor, variances: Tensor, kind: str, units: tuple[Tensor, Te
 class Predictor(nn.Module):
     """Members together: inputs [N, ...] in, a dict of arrays out."""
 
-    def __init__(self, members: list[Member], kind: str, units: tuple[Tensor, Tensor] | None) -> None:
+    def __init__(
+        self, members: list[Member], kind: str, units: tuple[Tensor, Tensor] | None, noise: Tensor | None = None
+    ) -> None:
         super().__init__()
+        self.register_buffer("noise", noise)
         self.members = nn.ModuleList(members)
         self.kind = kind
         self.has_units = units is not None
@@ -91,7 +102,9 @@ class Predictor(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         said = [member(x) for member in self.members]
         units: Any = (self.shift, self.spread) if self.has_units else None
-        return summary(torch.stack([m for m, _ in said]), torch.stack([v for _, v in said]), self.kind, units)
+        noise: Any = self.noise
+        means, variances = (torch.stack(values) for values in zip(*said))
+        return summary(means, variances, self.kind, units, noise)
 
 
 def export(
@@ -140,7 +153,8 @@ def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
     each = [{part: v[z].cpu() for part, v in vectors.items()} for z in range(number)]
     members = [Member(model, model.weights(own)).cpu() for own in each]
     units = None if model.units is None else tuple(torch.as_tensor(u).cpu() for u in model.units)
-    return Predictor(members, model.likelihood.kind, units)  # type: ignore[arg-type]
+    noise = run.parts[NOISE_PART].mean.reshape(2, -1).cpu() if NOISE_PART in run.parts else None
+    return Predictor(members, model.likelihood.kind, units, noise)  # type: ignore[arg-type]
 
 
 def _example(run: Run) -> Tensor:
@@ -176,6 +190,8 @@ def _write_plain(folder: Path, predictor: Predictor, x: Tensor) -> list[Path]:
         order.append(name)
     if predictor.has_units:
         tensors |= {"units.shift": predictor.shift.clone(), "units.scale": predictor.spread.clone()}  # type: ignore[operator]
+    if predictor.noise is not None:
+        tensors["noise"] = predictor.noise.clone()  # type: ignore[operator]
     write_atomically(folder / TENSORS, pack_safetensors(tensors))
     code = one.graph_module.graph.python_code("self").src
     text = plain_file(code, order, inspect.getsource(summary), predictor.kind, TENSORS)

@@ -39,13 +39,14 @@ class Predictor(torch.nn.Module):
             self.register_buffer(f"tensor{{i}}", tensors[name])
         for name in ("shift", "scale"):
             self.register_buffer(name, tensors.get(f"units.{{name}}"))
+        self.register_buffer("noise", tensors.get("noise"))
 
     def forward(self, x):
         stacked = [getattr(self, f"tensor{{i}}") for i in range(len(NAMES))]
         members = stacked[0].shape[0]
         said = [member(*(t[z] for t in stacked), x=x) for z in range(members)]
         units = None if self.shift is None else (self.shift, self.scale)
-        return summary(torch.stack([m for m, _ in said]), torch.stack([v for _, v in said]), KIND, units)
+        return summary(torch.stack([m for m, _ in said]), torch.stack([v for _, v in said]), KIND, units, self.noise)
 
 
 def load(folder=Path(__file__).parent):
