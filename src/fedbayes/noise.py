@@ -37,14 +37,21 @@ def normals(count: int, *parts: int | str) -> Tensor:
 
 
 @contextmanager
-def seeded(*parts: int | str) -> Iterator[None]:
-    """PyTorch's global CPU generator at an address, and afterwards as it was before."""
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(address(*parts))
+def seeded(*parts: int | str, device: torch.device | None = None) -> Iterator[None]:
+    """PyTorch's own generators at an address, and afterwards as they were: the CPU's, and that of a CUDA `device`."""
+    generators = [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        torch.cuda.init()
+        place = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[place])
+    before = [one.get_state() for one in generators]
+    for one in generators:
+        one.manual_seed(address(*parts))
     try:
         yield
     finally:
-        torch.default_generator.set_state(before)
+        for one, state in zip(generators, before):
+            one.set_state(state)
 
 
 class Tape:

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from fedbayes.group import Group, group_of
 from fedbayes.model import Model, Weights
-from fedbayes.noise import Tape, address, generator
+from fedbayes.noise import Tape, address, generator, seeded
 from fedbayes.posterior import Draws, Grafted, LowRank, Point, Posterior
 
 
@@ -136,9 +136,8 @@ def predictive(
     if all(isinstance(parts[p], Point) for p in model.layouts) and not dropout:
         draws = 1
     many = batch or _rows_at_once(model, parts, x, draws if dropout else 0)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        # For what can't be taken over, such as alpha dropout.
-        torch.manual_seed(address(seed, "predict", "torch"))
+    # Generators: for what can't be taken over, such as alpha dropout.
+    with torch.no_grad(), seeded(seed, "predict", "torch", device=x.device):
         own = {p: parts[p] for p in model.layouts}
         noise = _noise(own, draws, seed, "predict")
         classifier = classifier_of(model, own, x)

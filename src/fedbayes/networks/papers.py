@@ -14,7 +14,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.networks import distilled
 from fedbayes.networks.resnet import resnet, resnet18, resnet34
 from fedbayes.networks.wide import lenet, wide_resnet
-from fedbayes.noise import address
+from fedbayes.noise import seeded
 
 Shape = Sequence[int]
 
@@ -134,6 +134,5 @@ def network_named(name: str, shape: Shape, outputs: int, *, seed: int = 0, **opt
     for option in options:
         if option not in known:
             raise unknown(f"option of network {name}", option, known)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(address(seed, "network", name))
+    with seeded(seed, "network", name):
         return NETWORKS[name](shape, outputs, **options)

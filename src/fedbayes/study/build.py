@@ -22,7 +22,7 @@ from fedbayes.methods import METHODS, Method, method_named, option_names
 from fedbayes.model import LIKELIHOODS, Likelihood
 from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
-from fedbayes.noise import address
+from fedbayes.noise import seeded
 from fedbayes.personalised import Federation
 from fedbayes.study.central import at_server, centralised
 from fedbayes.study.experiment import Experiment
@@ -177,8 +177,8 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
         made = imported(x.network, "network")
         if isinstance(made, nn.Module):
             return made
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(address(x.seed, "network", x.network))
+        where = torch.device("cuda") if torch.cuda.is_available() else None  # a user's network may be made there
+        with seeded(x.seed, "network", x.network, device=where):
             needed = [p for p in _parameters(made) if p.default is p.empty and p.name not in x.network_options]
             network = made(*(data.shape, data.classes)[: len(needed)], **x.network_options)
     if not isinstance(network, nn.Module):
