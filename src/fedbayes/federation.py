@@ -77,6 +77,15 @@ class Program(NamedTuple):
     predictor: Callable[[Parts], Parts] = lambda parts: parts  # the parts that predict, of those broadcast
     plain: Any = None  # the program before its personal models were refined
     norm_passes: int = 0  # over the cohort's rows, to take BatchNorm's statistics again of the pooled network
+    # What clients read beside the broadcast that the seed, the network or an option decides, by name. A client closes
+    # over none of it: members of a sweep share one client. Frozen weights of `model` need not be named.
+    constants: Mapping[str, Any] = {}
+    most: int = 0  # rows of the largest client that its clients' caches have room for; 0: they cache nothing
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """All constants that clients are told in `Info`."""
+        return {**self.model.frozen, **self.constants}
 
     @property
     def tuned(self) -> Client:

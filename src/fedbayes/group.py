@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from fedbayes.model import Model
 from fedbayes.takeover import Takeover
 
 HEAD = "head"  # as a pattern: the last layer that has weights, whatever its name
-Vectors = Mapping[str, Tensor]
+Vectors = Mapping[str, Any]  # of parts, and frozen weights by name
 
 
 @dataclass(frozen=True, eq=False)

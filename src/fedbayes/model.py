@@ -124,8 +124,10 @@ class Model:
 
     `layouts` says which part holds which tensors; parts named `buffers` and `counters` hold what training does not
     differentiate. Where two networks live in one method, one has a name of its own before its parts' names: `student`,
-    `student.buffers`. Frozen weights are in no part: the module's own values are used. `still` and `dropping` are
-    the same module in evaluation mode, without and with active dropout; modes are never switched during a run.
+    `student.buffers`. Frozen weights are in no part: `frozen` holds the module's own values, under the name `frozen` or
+    `student.frozen`. Clients hand them in, for runs that share a client may differ in them (`frozen_in`); whoever does
+    not gets the module's own. `still` and `dropping` are the same module in evaluation mode, without and with active
+    dropout; modes are never switched during a run.
     """
 
     module: nn.Module
@@ -141,6 +143,7 @@ class Model:
     bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
     recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
     augment: Augment | None = None  # of stored inputs, in training
+    frozen: Mapping[str, Weights] = field(default_factory=dict)  # by one name; empty where nothing is frozen
 
     @classmethod
     def of(
@@ -188,9 +191,24 @@ class Model:
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
         convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
         dtype = next(p.dtype for p in module.parameters())
-        read = prepare or to_float
-        twins = (module, still, dropping)
-        return cls(*twins, likelihood, layouts, unusual, convolves, read, units, dtype, bfloat16, recast, augment)
+        trained = {n for layout in layouts.values() for n in layout.names}
+        kept = {n: p.detach() for n, p in module.named_parameters() if n not in trained}
+        return cls(
+            module,
+            still,
+            dropping,
+            likelihood,
+            layouts,
+            unusual,
+            convolves,
+            prepare or to_float,
+            units,
+            dtype,
+            bfloat16,
+            recast,
+            augment,
+            {f"{name}.{FROZEN}" if name else FROZEN: kept} if kept else {},
+        )
 
     @property
     def trainable(self) -> dict[str, Layout]:
@@ -229,11 +247,15 @@ class Model:
         """Stored inputs as training sees them."""
         return x if self.augment is None else self.augment(x, tape(x.new_empty(0, dtype=self.dtype), (len(x), 3)))
 
-    def weights(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Vectors of parts as named tensors."""
+    def frozen_in(self, constants: Mapping[str, Any]) -> dict[str, Any]:
+        """The frozen weights among a run's constants, to be handed to `weights` beside the vectors."""
+        return {name: constants[name] for name in self.frozen if name in constants}
+
+    def weights(self, vectors: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Vectors of parts as named tensors; frozen weights are named already."""
         named: dict[str, Tensor] = {}
         for part, vector in vectors.items():
-            named |= self.layouts[part].split(vector)
+            named |= vector if part in self.frozen else self.layouts[part].split(vector)
         return named | {n: named[n].to(kind) for n, kind in self.recast.items() if n in named}
 
     def train_output(
@@ -319,6 +341,7 @@ def in_precision_of(module: nn.Module, x: Tensor) -> Tensor:
     return x if first is None or not x.is_floating_point() else x.to(first.dtype)
 
 
+FROZEN = "frozen"
 STATIC = ("buffers", "counters")  # parts that training does not differentiate, in any network
 
 

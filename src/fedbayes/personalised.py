@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fedbayes.clients.client import Own
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.engine.stacked import Stacked, train_together
+from fedbayes.engine.stacked import Stacked, train_all
 from fedbayes.errors import InputError
 from fedbayes.federation import LONE_NOISE, NOISE_PART, FederationState, Order, add_terms, broadcast_of
 from fedbayes.posterior import Parts
@@ -43,8 +44,8 @@ class Federation(NamedTuple):
         return {} if known is None else {NOISE_PART: known}
 
 
-def personal_models(federations: Sequence[Federation], clients: Sequence[int]) -> Iterator[list[Models]]:
-    """The personal models of some clients, a cohort at a time: one list a federation.
+def personal_models(federations: Sequence[Federation], clients: Sequence[Sequence[int]]) -> Iterator[list[Models]]:
+    """The personal models of some clients of each federation, a cohort at a time: one list for each.
 
     Costs a round for each cohort, memory O(cohort * weights). What clients keep is not changed.
     """
@@ -53,15 +54,22 @@ def personal_models(federations: Sequence[Federation], clients: Sequence[int]) -
         raise InputError("personal models of a run on Flower stay with the clients; `personal_every` has them scored")
     with quick_cpu(), tensor_cores(lead.precision):
         federations = [gather(f) for f in federations]
-        for start in range(0, len(clients), lead.cohort):
-            orders = [f.order(clients[start : start + lead.cohort]) for f in federations]
-            engines = [f.task.personal for f in federations]
-            if len(federations) > 1 and all(isinstance(engine, Stacked) for engine in engines):
-                outcomes = train_together(engines, orders, [f.own for f in federations])
+        engines, owns = [f.task.personal for f in federations], [f.own for f in federations]
+        together = len(federations) > 1 and all(isinstance(engine, Stacked) for engine in engines)
+        for cohorts in zip_longest(*map(_cohorts, federations, clients), fillvalue=()):
+            orders = [f.order(cohort) for f, cohort in zip(federations, cohorts)]
+            if together:
+                outcomes = train_all(engines, orders, owns)
             else:
-                outcomes = [e.train(order, f.own) for e, order, f in zip(engines, orders, federations)]
+                outcomes = [e.train(order, own) for e, order, own in zip(engines, orders, owns)]
             noises = [f.noise for f in federations]
             yield [[(u.client, u.parts | noise) for u in o.uploads] for o, noise in zip(outcomes, noises)]
+
+
+def _cohorts(federation: Federation, clients: Sequence[int]) -> list[Sequence[int]]:
+    """Clients in pieces of the size that a round has."""
+    size = federation.task.cohort
+    return [clients[start : start + size] for start in range(0, len(clients), size)]
 
 
 def gather(federation: Federation) -> Federation:
@@ -86,9 +94,11 @@ def personal_predictions(
     federations: Sequence[Federation], clients: Sequence[int] | None = None
 ) -> Iterator[tuple[int, int, Tensor, Predictive]]:
     """Federation, client, its test rows, and what its personal model says of them; for each that has such rows."""
-    there = federations[0].task.clients
-    asked = [k for k in (range(len(there)) if clients is None else clients) if len(there.test_rows(k))]
-    for cohort in personal_models(federations, asked):
+    tested = []
+    for federation in federations:
+        there = federation.task.clients
+        tested.append([k for k in (range(len(there)) if clients is None else clients) if len(there.test_rows(k))])
+    for cohort in personal_models(federations, tested):
         for m, models in enumerate(cohort):
             for k, parts in models:
                 rows = federations[m].task.clients.test_rows(k)

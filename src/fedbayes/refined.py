@@ -122,6 +122,7 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
         ),
         options=lambda number: {**options(number), **scalars},
         plain=plain,
+        most=most,
     )
     pooled = isinstance(sent, Point) and shared
     if asked.flow_prior == "own" and not isinstance(sent, Point):

@@ -108,7 +108,7 @@ class Run:
             client = self.task.clients.names.index(client)
         if not 0 <= client < len(self.task.clients):
             raise InputError(f"client {client}: there are {len(self.task.clients)}, numbered from 0")
-        for cohort in personal_models([self.home], [client]):
+        for cohort in personal_models([self.home], [[client]]):
             for _, parts in cohort[0]:
                 return Personal(self, parts)
         raise InputError(f"client {client}: its personal model is not finite (did it diverge? try a smaller lr)")

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.engine.stacked import train_within_memory
+from fedbayes.engine.stacked import train_all
 from fedbayes.federation import FederationState, Order, Outcome, broadcast_of, close_round
 from fedbayes.personalised import Federation, personal_scores
 from fedbayes.posterior import Parts, Posterior, flatten_parts
@@ -59,7 +59,7 @@ def rounds_together(
             owns[m].expect(tasks[m].members_of(order.round + 1))
         made: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
         with quick_cpu(), tensor_cores(lead.precision):
-            outcomes = train_within_memory([tasks[m].engine for m in live], orders, [owns[m].get for m in live])
+            outcomes = train_all([tasks[m].engine for m in live], orders, [owns[m].get for m in live])
             for m, order, outcome in zip(live, orders, outcomes):
                 progress[m], record = close(tasks[m], progress[m], owns[m], order, outcome)
                 made[m] = (progress[m], record)
@@ -132,6 +132,8 @@ def _make_personal(
             records[m]["personal"] = scores
             if not tasks[m].program.whole:
                 records[m]["test"] = {name: v for name, v in scores.items() if not name.startswith("clients")}
+            if notes := tasks[m].take_notes():
+                records[m]["notes"] = [*records[m].get("notes", ()), *notes]
 
 
 def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:

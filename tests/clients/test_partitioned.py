@@ -150,7 +150,7 @@ def trained(pairs, inner, *, rounds, damping=0.5, likelihood=SCALE, **options):
     def build(setting):
         program = base.build(setting)
         first = program.initial["model"]
-        return program._replace(client=partitioned(inner(first.layout), first=first))
+        return program._replace(client=partitioned(inner(first.layout)), constants={"first": first})
 
     network = nn.Linear(pairs[0][0].shape[1], 1, bias=False)
     task = prepare(

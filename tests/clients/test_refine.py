@@ -70,7 +70,7 @@ def test_engines_make_the_same_refined_models_alone_and_in_a_cohort(kind):
     method, options = kind.split(",")[0], KINDS[kind]
     loop, stacked = (trained(method, engine, **options) for engine in ("loop", "stacked"))
     noise = torch.randn(3, 69, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    (cohort,) = personal_models([stacked.home], range(3))
+    (cohort,) = personal_models([stacked.home], [range(3)])
     for k, together in cohort[0]:
         a, b = loop.personal(k).parts["model"], stacked.personal(k).parts["model"]
         assert isinstance(a, Grafted)
@@ -152,7 +152,7 @@ def test_a_flow_comes_closer_to_the_clients_posterior_than_its_base():
     task, model = run.task, run.task.program.model
     noise = torch.randn(1000, 21, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     refined = {prior: run.refined(**options, flow_prior=prior) for prior in ("sent", "own")}
-    made = {prior: dict(next(personal_models([r.home], range(3)))[0]) for prior, r in refined.items()}
+    made = {prior: dict(next(personal_models([r.home], [range(3)]))[0]) for prior, r in refined.items()}
     own = Gaussian(torch.zeros(21).double(), torch.full((21,), 2.0**0.5).double())
     for k in range(3):
         flows = {prior: models[k]["model"].graft for prior, models in made.items()}

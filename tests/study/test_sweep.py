@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from fedbayes.data import Dataset
 from fedbayes.errors import InputError
-from fedbayes.study.build import build
-from fedbayes.study.experiment import Experiment
+from fedbayes.study.build import build, options_of_method
+from fedbayes.study.experiment import Experiment, with_settings
 from fedbayes.study.folders import runs_in
 from fedbayes.study.run import load, run
 from fedbayes.study.sweep import members_of, program_of, sweep, values_of
@@ -72,6 +74,57 @@ def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
         assert [r["round"] for r in went_on[name].journal] == [1, 2]
     again = sweep(DIGITS, ["seed=0..1"], tmp_path / "cut")
     assert torch.equal(again["seed=0"].posterior.mean, whole["seed=0"].posterior.mean)
+
+
+def test_numbers_are_read_as_people_write_them() -> None:
+    written = {".2": 0.2, "5.": 5.0, "-1": -1, "1e-5": 1e-5, "2.e-3": 2e-3, "+.5": 0.5, "3": 3}
+    for text, number in written.items():
+        set_so = with_settings(DIGITS, [f"options.lr={text}"], options_of_method).options["lr"]
+        assert set_so == number
+        assert type(set_so) is type(number)
+    assert with_settings(DIGITS, ["data_options.sizes=[.2, 5., 1]"], options_of_method).data_options["sizes"] == [
+        0.2, 5.0, 1,
+    ]  # fmt: skip
+    assert with_settings(DIGITS, ["data=v1.x:made"], options_of_method).data == "v1.x:made"
+    members = members_of(replace(DIGITS, method="pvi"), ["damping=.2,.5,1."])
+    assert [member.options["damping"] for member in members.values()] == [0.2, 0.5, 1.0]
+
+
+class Turned(nn.Module):
+    """Turns its inputs by a tensor that is neither a weight nor a buffer."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.turn = torch.randn(64, 8)
+        self.last = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.flatten(1) @ self.turn)
+
+
+def test_members_whose_networks_hold_other_plain_tensors_are_trained_apart(tmp_path: Path) -> None:
+    turned = replace(DIGITS, network=f"{__name__}:Turned", network_options={}, method="fedavg")
+    made = sweep(turned, ["seed=0..1"], tmp_path / "sweep")
+    alone = run(replace(turned, seed=1), tmp_path / "alone")["fedavg"]
+    torch.testing.assert_close(made["seed=1"].posterior.mean, alone.posterior.mean, rtol=1e-5, atol=1e-6)
+
+
+def site(client: int | None, rows: int = 12) -> Dataset:
+    """One site's rows: its own, whoever else there is."""
+    random = torch.Generator().manual_seed(0 if client is None else 1 + client)
+    x, y = torch.randn(rows, 4, generator=random), torch.randint(2, (rows,), generator=random)
+    return Dataset("sites", x, y, x[:4], y[:4], "classes", 2)
+
+
+def test_sites_that_are_asked_one_by_one_may_be_more_or_fewer(tmp_path: Path) -> None:
+    asked = replace(DIGITS, data=f"{__name__}:site", partition="iid", partition_options={}, cohort=2, method="fedavg")
+    made = sweep(asked, ["clients=2,5"], tmp_path / "sweep")
+    for clients in (2, 5):
+        alone = run(replace(asked, clients=clients), tmp_path / f"{clients}")["fedavg"]
+        assert len(made[f"clients={clients}"].task.clients) == clients
+        torch.testing.assert_close(
+            made[f"clients={clients}"].posterior.mean, alone.posterior.mean, rtol=1e-5, atol=1e-6
+        )
 
 
 def test_a_comparison_is_not_swept(tmp_path: Path) -> None:

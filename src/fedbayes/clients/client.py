@@ -33,6 +33,7 @@ class Info(NamedTuple):
     round: Tensor
     n: Tensor  # number of the client's training examples
     batches: tuple[Tensor, ...]  # steps in an epoch, for each phase
+    constants: Mapping[str, Any] = {}  # of the run: frozen weights, where training starts
 
 
 class Learner(NamedTuple):

@@ -107,10 +107,15 @@ def _begun(model: Model, info: Info, init: Callable[[Vectors], Any]) -> Learner:
     return Learner(vectors, {p: info.broadcast[p].mean for p in model.static}, init(vectors), zero, zero)
 
 
+def _unchanged(model: Model, at: Learner, info: Info) -> dict[str, Any]:
+    """What a network's step does not differentiate: buffers, and frozen weights."""
+    return {**at.static, **model.frozen_in(info.constants)}
+
+
 def _draw(teacher: Model, sampler: Sampler, rate: Rate, cooling: str) -> Step:
     """The step that makes the next draw of the teacher's weights."""
 
-    def nll(vectors: Vectors, static: Vectors, b: Batch, tape: Tape) -> Any:
+    def nll(vectors: Vectors, static: dict[str, Any], b: Batch, tape: Tape) -> Any:
         weights = teacher.weights({**vectors, **static})
         output, static = teacher.train_output(weights, b.x, tape, b.mask)
         value = teacher.nll(output, b.y, b.mask, weights)
@@ -118,7 +123,7 @@ def _draw(teacher: Model, sampler: Sampler, rate: Rate, cooling: str) -> Step:
 
     def draw(state: State, b: Batch, tape: Tape, info: Info) -> State:
         at = state.teacher
-        slopes, (static, loss) = gradients(nll, at.vectors, at.static, b, tape)
+        slopes, (static, loss) = gradients(nll, at.vectors, _unchanged(teacher, at, info), b, tape)
         slopes = {p: g + info.options["weight_decay"] * at.vectors[p] for p, g in slopes.items()}
         normals = {p: tape(v) for p, v in at.vectors.items()}
         heat = COOLING[cooling](info) / info.n
@@ -133,7 +138,7 @@ def _teach(teacher: Model, student: Model, optimiser: Optimiser, rate: Rate, dro
     # Both see the same noisy inputs, so that neither must prepare or augment them again.
     says, learns = (replace(model.as_seen, augment=None) for model in (teacher, student))
 
-    def imitation(vectors: Vectors, static: Vectors, x: Tensor, targets: Tensor, mask: Any, tape: Tape) -> Any:
+    def imitation(vectors: Vectors, static: dict[str, Any], x: Tensor, targets: Tensor, mask: Any, tape: Tape) -> Any:
         weights = student.weights({**vectors, **static})
         output, static = learns.train_output(weights, x, tape, mask)
         value = mean_over_live(cross_entropy(student.likelihood, output, weights, targets), mask)
@@ -143,10 +148,11 @@ def _teach(teacher: Model, student: Model, optimiser: Optimiser, rate: Rate, dro
         at, x = state.student, teacher.inputs(teacher.augmented(b.x, tape))
         if x.is_floating_point():
             x = x + info.options["input_noise"] * tape(x)
-        weights = teacher.weights({**state.teacher.vectors, **state.teacher.static})
+        weights = teacher.weights({**state.teacher.vectors, **_unchanged(teacher, state.teacher, info)})
         said = says.output(weights, x, tape if dropout else None)
         targets = soft_targets(teacher.likelihood, said, weights).detach()
-        slopes, (static, loss) = gradients(imitation, at.vectors, at.static, x, targets, b.mask, tape)
+        fixed = _unchanged(student, at, info)
+        slopes, (static, loss) = gradients(imitation, at.vectors, fixed, x, targets, b.mask, tape)
         slopes = {p: g + info.options["weight_decay"] * at.vectors[p] for p, g in slopes.items()}
         moved, vectors = optimiser.update(at.optimiser, at.vectors, slopes, rate(at, info))
         return state._replace(student=Learner(vectors, static, moved, at.loss + loss, at.steps + 1))
@@ -159,7 +165,7 @@ def _measure(teacher: Model) -> Step:
 
     def measure(state: State, b: Batch, tape: Tape, info: Info) -> State:
         vectors, static = state.teacher[:2]
-        weights = teacher.weights({**vectors, **static})
+        weights = teacher.weights({**vectors, **_unchanged(teacher, state.teacher, info)})
         rows = -teacher.likelihood.log_prob(teacher.output(weights, b.x), b.y, weights)
         live = rows if b.mask is None else torch.where(b.mask, rows, 0)
         total = torch.where(b.step == 0, 0, state.measured) + live.sum()

@@ -69,14 +69,14 @@ def with_laplace(inner: Client, whole: Finish, laplace: Laplace) -> Client:
         return State(begun, curvature.zeros(group, laplace.structure, like))
 
     def look(state: State, b: Batch, tape: Tape, info: Info) -> State:
-        vectors = means(group, whole(state.inner, info).parts)
+        vectors = means(group, whole(state.inner, info).parts, info)
         seen = group.look(vectors, b.x)
         terms, _ = curvature.terms(group, laplace.structure, group.of(vectors), seen, vectors, b.mask)
         return state._replace(sums={name: t + terms[name] for name, t in state.sums.items()})
 
     def finish(state: State, info: Info) -> Upload:
         done = inner.finish(state.inner, info)
-        mean = group.of(means(group, whole(state.inner, info).parts))
+        mean = group.of(means(group, whole(state.inner, info).parts, info))
         q = laplace.fit(state.sums, mean, info)
         return done._replace(parts={**done.parts, CLASSIFIER: q})
 
@@ -97,13 +97,14 @@ def inside(phase: Phase) -> Phase:
     return phase._replace(step=step, begin=begin if phase.begin else None)
 
 
-def means(group: Group, parts: Parts) -> dict[str, Tensor]:
-    """The centres of a network's parts."""
-    return {part: parts[part].mean for part in group.model.layouts}
+def means(group: Group, parts: Parts, info: Info) -> dict[str, Any]:
+    """The centres of a network's parts, and its frozen weights."""
+    centres = {part: parts[part].mean for part in group.model.layouts}
+    return {**centres, **group.model.frozen_in(info.constants)}
 
 
 def log_likelihood(
-    vector: Tensor, group: Group, seen: Tensor, y: Tensor, mask: Tensor | None, vectors: dict[str, Tensor]
+    vector: Tensor, group: Group, seen: Tensor, y: Tensor, mask: Tensor | None, vectors: dict[str, Any]
 ) -> Tensor:
     """Summed over the live rows, of the classifier's weights [p]."""
     model = group.model

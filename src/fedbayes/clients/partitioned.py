@@ -23,21 +23,25 @@ class State(NamedTuple):
     factor: dict[str, Tensor]
 
 
-def partitioned(inner: Client, *, first: Gaussian) -> Client:
+FIRST = "first"  # among the constants: where training starts in round 0
+
+
+def partitioned(inner: Client) -> Client:
     """Bui et al. (2018): from the cavity q / t_k as prior find q_k, send the damped change, keep the new factor.
 
     upload = q_k^damping * q^(1 - damping),  t_k <- t_k * upload / q,  in natural parameters; the server multiplies q by
-    all changes (the rule `dwc` with q as its reference). `first` is where training starts in round 0, for a network
-    can't leave a prior that is centred on 0. A weight whose precision would fall by more than its client's share of
-    `FALL` is damped further: so the server never meets a precision that it must floor, and the prior times all factors
-    is its posterior after every round. Factors are float64: a cavity may be a millionth of the posterior's precision.
+    all changes (the rule `dwc` with q as its reference). The constant `first` is where training starts in round 0, for
+    a network can't leave a prior that is centred on 0. A weight whose precision would fall by more than its client's
+    share of `FALL` is damped further: so the server never meets a precision that it must floor, and the prior times
+    all factors is its posterior after every round. Factors are float64: a cavity may be a millionth of the posterior's
+    precision.
     Scalar options: `damping`, `prior_scale`, `cohort`.
     """
 
     def start(own: Own, info: Info) -> State:
         factor = {name: own[name].double() for name in ("precision", "shift")}
         begun = inner.start(own, info)
-        fresh = info.round == 0
+        first, fresh = info.constants[FIRST], info.round == 0
         vectors = {
             **begun.vectors,
             "mean": torch.where(fresh, first.mean, begun.vectors["mean"]),

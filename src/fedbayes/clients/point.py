@@ -45,7 +45,7 @@ def point(
         return Learner(vectors, static, optimiser.init(vectors), zero, zero)
 
     def loss_by(model: Model) -> Callable[..., Any]:
-        def loss(vectors: dict[str, Tensor], static: dict[str, Tensor], b: Batch, tape: Tape) -> Any:
+        def loss(vectors: dict[str, Tensor], static: dict[str, Any], b: Batch, tape: Tape) -> Any:
             weights = model.weights({**vectors, **static})
             output, static = model.train_output(weights, b.x, tape, b.mask)
             nll = model.nll(output, b.y, b.mask, weights)
@@ -55,25 +55,29 @@ def point(
 
     loss, loss_of_seen = loss_by(model), loss_by(model.as_seen)
 
-    def uphill(state: Learner, b: Batch, tape: Tape) -> Tensor:
+    def unchanged(state: Learner, info: Info) -> dict[str, Any]:
+        """What a step does not differentiate: buffers, and frozen weights."""
+        return {**state.static, **model.frozen_in(info.constants)}
+
+    def uphill(state: Learner, b: Batch, tape: Tape, info: Info) -> Tensor:
         def of_input(inputs: dict[str, Tensor]) -> Any:
-            return loss_of_seen(state.vectors, state.static, b._replace(x=inputs["x"]), tape)
+            return loss_of_seen(state.vectors, unchanged(state, info), b._replace(x=inputs["x"]), tape)
 
         return gradients(of_input, {"x": b.x})[0]["x"]
 
-    def descent(state: Learner, b: Batch, tape: Tape) -> tuple[dict[str, Tensor], Any]:
+    def descent(state: Learner, b: Batch, tape: Tape, info: Info) -> tuple[dict[str, Tensor], Any]:
         if hand is None or traced() or not alone() or b.x.device.type != "cpu":
-            return gradients(loss, state.vectors, state.static, b, tape)
+            return gradients(loss, state.vectors, unchanged(state, info), b, tape)
         ((part, vector),) = state.vectors.items()
         nll, slope = hand(vector, model.augmented(b.x, tape), b.y, b.mask)
         return {part: slope}, (state.static, nll)
 
     def step(state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
-        slopes, (static, nll) = descent(state, b, tape)
+        slopes, (static, nll) = descent(state, b, tape, info)
         if adversarial:
             seen = b._replace(x=model.inputs(b.x))
-            worse = seen._replace(x=seen.x + info.options["adversarial"] * uphill(state, seen, tape).sign())
-            others, _ = gradients(loss_of_seen, state.vectors, state.static, worse, tape)
+            worse = seen._replace(x=seen.x + info.options["adversarial"] * uphill(state, seen, tape, info).sign())
+            others, _ = gradients(loss_of_seen, state.vectors, unchanged(state, info), worse, tape)
             slopes = {p: 0.5 * (g + others[p]) for p, g in slopes.items()}
         if "weight_decay" in pull:
             slopes = {p: g + info.options["weight_decay"] * state.vectors[p] for p, g in slopes.items()}

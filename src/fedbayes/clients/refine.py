@@ -85,7 +85,7 @@ def refine(
         return Looking(begun, cache, curvature.zeros(group, laplace.structure, like), like.new_zeros(group.layout.size))
 
     def look(state: Looking, b: Batch, tape: Tape, info: Info) -> Looking:
-        vectors = means(group, whole(state.inner, info).parts)
+        vectors = means(group, whole(state.inner, info).parts, info)
         vector, seen = group.of(vectors), group.look(vectors, b.x)
         terms, _ = curvature.terms(group, laplace.structure, vector, seen, vectors, b.mask)
         sums = {name: t + terms[name] for name, t in state.sums.items()}
@@ -97,7 +97,7 @@ def refine(
         """The base, and the prior that the client's likelihood is multiplied with."""
         parts = whole(state.inner, info).parts
         q = parts[group.part]
-        mean = group.of(means(group, parts))
+        mean = group.of(means(group, parts, info))
         sent = info.broadcast.get(CLASSIFIER)
         if sent is not None and (flow is None or flow.prior == "sent" or laplace.prior == "broadcast"):
             return sent, sent
@@ -125,7 +125,7 @@ def refine(
         )
 
     def loss(vectors: dict[str, Tensor], state: Flowing, seen: Tensor, y: Tensor, noise: Tensor, info: Info) -> Any:
-        others = means(group, whole(state.inner, info).parts)
+        others = means(group, whole(state.inner, info).parts, info)
         draws, log_det = Radial(**vectors).forward(state.base.at(noise))
         fit = vmap(lambda w: log_likelihood(w, group, seen, y, None, others))(draws) / len(y)
         mean, root = state.prior

@@ -55,7 +55,7 @@ def soft(
         sums = tuple({p: torch.zeros_like(v) for p, v in at.vectors.items()} for at in learners)
         return State(tuple(learners), sums, learners[0].loss)
 
-    def loss(vectors: Vectors, model: Model, static: Vectors, b: Batch, tape: Tape) -> Any:
+    def loss(vectors: Vectors, model: Model, static: dict[str, Any], b: Batch, tape: Tape) -> Any:
         weights = model.weights({**vectors, **static})
         output, static = model.train_output(weights, b.x, tape, b.mask)
         value = mean_over_live(cross_entropy(model.likelihood, output, weights, b.y), b.mask)
@@ -66,7 +66,8 @@ def soft(
         learners, sums = [], []
         for i, (rate, model) in enumerate(models.items()):
             at, own = state.learners[i], b._replace(y=b.y[:, i])
-            slopes, (static, value) = gradients(loss, at.vectors, model, at.static, own, tape)
+            fixed = {**at.static, **model.frozen_in(info.constants)}
+            slopes, (static, value) = gradients(loss, at.vectors, model, fixed, own, tape)
             if decay:
                 slopes = {p: g + decay * at.vectors[p] for p, g in slopes.items()}
             moved, vectors = optimiser.update(at.optimiser, at.vectors, slopes, info.options[rate])
@@ -82,7 +83,8 @@ def soft(
         learners = []
         for i, model in enumerate(networks):
             at = state.learners[i]
-            _, static = model.train_output(model.weights({**averaged(state, i), **at.static}), b.x, tape, b.mask)
+            weights = model.weights({**averaged(state, i), **at.static, **model.frozen_in(info.constants)})
+            _, static = model.train_output(weights, b.x, tape, b.mask)
             learners.append(at._replace(static=static))
         return state._replace(learners=tuple(learners))
 

@@ -49,20 +49,20 @@ def with_swag(
         return Looking(inner.start(own, info), Cache.empty(group, target, rows, batch))
 
     def look(state: Looking, b: Batch, tape: Tape, info: Info) -> Looking:
-        seen = group.look(means(group, whole(state.inner, info).parts), b.x)
+        seen = group.look(means(group, whole(state.inner, info).parts, info), b.x)
         return state._replace(cache=state.cache.add(seen, b))
 
     def begin(state: Looking, info: Info) -> Walking:
-        vector = group.of(means(group, whole(state.inner, info).parts))
+        vector = group.of(means(group, whole(state.inner, info).parts, info))
         zero = torch.zeros_like(vector)
         return Walking(state.inner, state.cache, vector, vector.new_zeros(()), zero, zero)
 
-    def loss(vectors: dict[str, Tensor], seen: Tensor, y: Tensor, others: dict[str, Tensor]) -> Any:
+    def loss(vectors: dict[str, Tensor], seen: Tensor, y: Tensor, others: dict[str, Any]) -> Any:
         return -log_likelihood(vectors["own"], group, seen, y, None, others) / len(y), ()
 
     def step(state: Walking, b: Batch, tape: Tape, info: Info) -> Walking:
         seen, y = state.cache.draw(batch, tape, info)
-        others = means(group, whole(state.inner, info).parts)
+        others = means(group, whole(state.inner, info).parts, info)
         slopes, _ = gradients(loss, {"own": state.vector}, seen, y, others)
         vector = state.vector - info.options["walk_lr"] * slopes["own"]
         # Welford's recursion: a difference of sums would lose small variances.

@@ -76,22 +76,23 @@ def variational(
         zero = q.mean.new_zeros(())
         return Learner(vectors, static, optimiser.init(vectors), zero, zero)
 
-    def draw(vectors: Vectors, static: Vectors, b: Batch, tape: Tape) -> Any:
-        others = model.weights({**{p: vectors[p] for p in points}, **static})
+    def draw(vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
+        others = model.weights({**{p: vectors[p] for p in points}, **static, **frozen})
         mean, scale = vectors["mean"], vectors["scale"]
         output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, made)
         return model.nll(output, b.y, b.mask, weights), static
 
-    def expected_nll(vectors: Vectors, static: Vectors, b: Batch, tape: Tape) -> Any:
+    def expected_nll(vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
         if train_draws == 1:
-            nll, static = draw(vectors, static, b, tape)
+            nll, static = draw(vectors, static, b, tape, frozen)
             return nll, (static, nll.detach())
         noise = tape(vectors["mean"], (train_draws, made.normals))
         if made.stacks:
             copies = {part: v.expand(train_draws, *v.shape) for part, v in static.items()}
-            nlls, statics = vmap(lambda s, z: draw(vectors, s, b, Tape(z)), randomness="different")(copies, noise)
+            each = vmap(lambda s, z: draw(vectors, s, b, Tape(z), frozen), randomness="different")
+            nlls, statics = each(copies, noise)
         else:
-            rows = [draw(vectors, static, b, Tape(z)) for z in noise]
+            rows = [draw(vectors, static, b, Tape(z), frozen) for z in noise]
             nlls, statics = tree_map(lambda *leaves: torch.stack(leaves), *rows)
         static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
         return nlls.mean(), (static, nlls.detach().mean())
@@ -100,7 +101,7 @@ def variational(
         mean, rho = state.vectors["mean"], state.vectors["rho"]
         scale, slope = softplus_and_slope(rho)
         vectors = {"mean": mean, "scale": scale, **{part: state.vectors[part] for part in points}}
-        g, (static, nll) = gradients(expected_nll, vectors, state.static, b, tape)
+        g, (static, nll) = gradients(expected_nll, vectors, state.static, b, tape, model.frozen_in(info.constants))
         # The KL's gradient by hand: d/dmean = (m - m0) / s0^2, d/dscale = s / s0^2 - 1 / s. No logarithm is needed.
         q, weight = prior_of(info), weight_of(b, info)
         precision = q.scale.square().reciprocal()

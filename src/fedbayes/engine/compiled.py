@@ -45,7 +45,7 @@ class Compiled:
             with torch.no_grad():
                 # Two inputs that are one tensor now, as at a round's start, may be two at the next call.
                 apart: list[Any] = [torch.empty_like(t) for t in inputs]
-                # Frozen weights and a network's own constants are no inputs: they become constants of the program.
+                # Tensors of a network that are neither weights nor buffers are no inputs: they become constants.
                 traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
                 with _no_arguments():
                     self._made[key] = torch._inductor.compile(traced, apart), found[-1]

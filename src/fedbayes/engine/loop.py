@@ -109,7 +109,7 @@ class Loop:
         assert rows is not None
         info = self._info(client, broadcast, options, number, rows)
         # For what can't be taken over, such as dropout inside attention: reproducible here, in law elsewhere.
-        with seeded(self.seed, number, k, "torch"):
+        with seeded(self.seed, number, k, "torch", device=self.store.x.device):
             state = client.start(client.first(broadcast) if own is None else own, info)
             for place, phase in enumerate(client.phases):
                 if phase.begin is not None:
@@ -136,6 +136,7 @@ class Loop:
             torch.tensor(number, device=device),
             torch.tensor(len(rows), device=device),
             batches,
+            self.program.known,
         )
 
     def _batch(self, phase: Phase, rows: Tensor, live: Tensor | None, step: int) -> Batch | tuple[Batch, ...]:

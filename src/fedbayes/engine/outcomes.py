@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Info, Upload
 from fedbayes.engine.loop import LEFT_OUT
-from fedbayes.engine.steps import Clients
+from fedbayes.engine.steps import Clients, take
 from fedbayes.federation import Contribution, Outcome, Program, Terms, add_terms, contribute
 
 
@@ -52,10 +52,7 @@ def _only(mine: list[int], seats: list[Seat], together: Clients, uploads: Upload
     """The uploads and infos of some clients of a chunk."""
     if len(mine) == len(seats):
         return uploads, info
-    taken = Info(
-        *(tree_map(lambda t: t[mine], a) if axis == 0 else a for a, axis in zip(info, together.info))  # type: ignore[arg-type]
-    )
-    return tree_map(lambda t: t[mine], uploads), taken
+    return take(uploads, 0, mine), take(info, together.info, mine)
 
 
 def _outcomes(
@@ -106,16 +103,29 @@ def _sum(program: Program, terms: Terms) -> Terms:
     }
 
 
-def merge(program: Program, chunks: list[Outcome]) -> Outcome:
-    """The chunks of one member as one outcome, clients in order."""
-    totals = [o.terms for o in chunks if o.terms is not None]
-    count = sum(o.counted for o in chunks)
-    names = {name for o in chunks for name in o.metrics}
-    return Outcome(
-        add_terms(program, totals) if totals else None,
-        sorted((u for o in chunks for u in o.uploads), key=lambda u: u.client),
-        dict(sorted((k, own) for o in chunks for k, own in o.own.items())),
-        dict(sorted((k, why) for o in chunks for k, why in o.left_out.items())),
-        {name: sum(o.metrics.get(name, 0.0) for o in chunks) for name in sorted(names)},
-        count,
-    )
+class Tally:
+    """What a member's clients have brought so far; the sum is in the memory of one, however many chunks there are."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.terms: Terms | None = None
+        self.chunks: list[Outcome] = []  # without their terms
+
+    def add(self, chunk: Outcome) -> None:
+        """Take a chunk in."""
+        if chunk.terms is not None:
+            self.terms = add_terms(self.program, [chunk.terms], self.terms)
+        self.chunks.append(chunk._replace(terms=None))
+
+    def outcome(self) -> Outcome:
+        """All chunks as one outcome, clients in order."""
+        chunks = self.chunks
+        names = {name for o in chunks for name in o.metrics}
+        return Outcome(
+            self.terms,
+            sorted((u for o in chunks for u in o.uploads), key=lambda u: u.client),
+            dict(sorted((k, own) for o in chunks for k, own in o.own.items())),
+            dict(sorted((k, why) for o in chunks for k, why in o.left_out.items())),
+            {name: sum(o.metrics.get(name, 0.0) for o in chunks) for name in sorted(names)},
+            sum(o.counted for o in chunks),
+        )

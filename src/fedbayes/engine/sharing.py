@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 
 from fedbayes.engine.loop import Store
-from fedbayes.engine.stacked import Stacked
 
 
-def share_store(engines: Sequence[Stacked]) -> None:
+def share_store(engines: Sequence[Any]) -> None:
     """Let the engines read one store, their rows one after another in it; those that share one already keep it.
 
     Which rows a step reads does not depend on it: they are shuffled by their place, not by their number.

@@ -12,20 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
 from fedbayes.clients.client import Batch, Info, Own, Upload
 from fedbayes.engine.batches import Schedule, schedule, steps_in_epoch
+from fedbayes.engine.infos import Constants, info_of, stack
 from fedbayes.engine.loop import Loop, OwnState, Store
-from fedbayes.engine.outcomes import Seat, merge, outcomes
-from fedbayes.engine.steps import BY_HAND, CAPTURED, MODES, Clients, Steps, Table, Work
+from fedbayes.engine.outcomes import Seat, Tally, outcomes
+from fedbayes.engine.sharing import share_store
+from fedbayes.engine.steps import BY_HAND, CAPTURED, MODES, Clients, NotStackable, Steps, Table, Work
 from fedbayes.engine.workers import share, side_by_side, threads
 from fedbayes.federation import Order, Outcome, Program
 from fedbayes.noise import Tape, address, normals, seeded
-
-# Which fields of Info have an axis of clients: in one federation only what is the client's own, in a sweep all.
-ONE_FEDERATION = Info(broadcast=None, options=None, round=None, n=0, batches=0)  # type: ignore[arg-type]
-SEVERAL = Info(broadcast=0, options=0, round=0, n=0, batches=0)  # type: ignore[arg-type]
 
 
 class Stacked:
@@ -54,32 +52,34 @@ class Stacked:
         self.notes: list[str] = []
         self._ahead: dict[tuple[int, int, int], Schedule] = {}
         self._width = 0  # seats of a compiled program
-        self._unstackable = False
+        self.stackable = True  # until vmap is known not to take the network
+        self._constants: Constants | None = None
         self._alone = Loop(program, store, seed=seed)
         self.normals: dict[int, int] = {}  # that a step of each phase reads
 
     def train(self, order: Order, own: OwnState, after: Callable[[], None] = lambda: None) -> Outcome:
-        """Let the clients of one order contribute; `after` is called once for each when its chunk is done.
+        """Let the clients of one order contribute; `after` is called once for each when its chunk is done."""
+        return train_all([self], [order], [own], after)[0]
 
-        Out of memory: smaller chunks. A network that vmap can't take: the loop engine. Each says so in `notes`.
-        """
-        if self._unstackable:
-            return self._alone.train(order, own, after)
-        while True:
-            try:
-                return train_together([self], [order], [own], after)[0]
-            except torch.OutOfMemoryError:
-                if self.chunk == 1:
-                    raise
-                self.chunk = max(1, min(self.chunk, len(order.cohort)) // 2)
-                self.notes.append(f"out of memory: {self.chunk} clients at once from now on")
-            except (RuntimeError, ValueError, TypeError) as error:
-                if self.chunk == 1:
-                    raise
-                self._unstackable = True
-                first = str(error).strip().splitlines()[0]
-                self.notes.append(f"engine loop instead of stacked, vmap can't take this network: {first[:160]}")
-                return self._alone.train(order, own, after)
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """How many clients run at once, by what the memory allowed so far: at most, seats of a compiled program, and 0
+        where vmap can't take the network. On a device that draws its own noise the results depend on it."""
+        return self.chunk, self._width, int(self.stackable)
+
+    @widths.setter
+    def widths(self, widths: tuple[int, int, int]) -> None:
+        self.chunk, self._width, self.stackable = widths[0], widths[1], bool(widths[2])
+
+    def leads(self, engines: Sequence[Stacked]) -> bool:
+        """Whether these engines, this one among them, are those of the last round."""
+        return self._constants is not None and self._constants.are_of([engine.program for engine in engines])
+
+    def constants_with(self, engines: Sequence[Stacked]) -> Constants:
+        """The constants of the federations that this engine leads; compared once, and kept while they stay the same."""
+        if self._constants is None or not self.leads(engines):
+            self._constants = Constants.of([engine.program for engine in engines])
+        return self._constants
 
     def schedule(self, number: int, client: int, place: int) -> Schedule:
         """The batches of a client's phase in a round, made now or while the device was busy with an earlier one."""
@@ -130,41 +130,81 @@ def default_chunk(program: Program, store: Store) -> int:
     return max(1, int(room // (10 * weights + 1)))
 
 
+def train_all(
+    engines: Sequence[Stacked],
+    orders: Sequence[Order],
+    owns: Sequence[OwnState],
+    after: Callable[[], None] = lambda: None,
+) -> list[Outcome]:
+    """One round of one federation, or of several of one method (the members of a sweep) as one program.
+
+    Network, client and data are the same for all; seeds, splits, constants, scalar options, rules and weightings may
+    differ. Federations whose broadcasts are of another kind by now (a rule made normals of points) are programs of
+    their own. Out of memory: smaller chunks. What vmap can't take: the loop engine. Each says so in its notes.
+    """
+    groups = _alike(orders)
+    if len(groups) > 1:
+        found: dict[int, Outcome] = {}
+        for group in groups:
+            some = [engines[m] for m in group], [orders[m] for m in group], [owns[m] for m in group]
+            found |= zip(group, train_all(*some, after))
+        return [found[m] for m in range(len(engines))]
+    lead = _lead(engines)
+    if not lead.leads(engines):
+        share_store(engines)
+    while lead.stackable:
+        try:
+            return train_together(engines, orders, owns, after)
+        except torch.OutOfMemoryError:
+            if lead.chunk == 1:
+                raise
+            fewer = max(1, min(lead.chunk, sum(len(order.cohort) for order in orders)) // 2)
+            lead.notes.append(f"out of memory: {fewer} clients at once from now on")
+            for engine in engines:
+                engine.chunk, engine._width = fewer, 0
+        except NotStackable as error:
+            lead.notes.append(f"engine loop instead of stacked, vmap can't take this network: {error}")
+            for engine in engines:
+                engine.stackable = False
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return [engine._alone.train(order, own, after) for engine, order, own in zip(engines, orders, owns)]
+
+
 def train_together(
     engines: Sequence[Stacked],
     orders: Sequence[Order],
     owns: Sequence[OwnState],
     after: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """One round of several federations of one method (the members of a sweep) as one program.
-
-    Network, client and data store are the same for all; seeds, splits, scalar options, rules and weightings may differ.
-    """
-    found: list[list[Outcome]] = [[] for _ in engines]
+    """`train_all` without a way out. Memory: a chunk's clients, and one sum a federation."""
+    tallies = [Tally(engine.program) for engine in engines]
     chunks = list(_chunks(engines, orders))
     for seats, brought in zip(chunks, _run_chunks(engines, orders, owns, chunks)):
         for member, outcome in brought:
-            found[member].append(outcome)
+            tallies[member].add(outcome)
         for seat in seats:
             if not seat.ghost:
                 after()
-    return [merge(engine.program, brought) for engine, brought in zip(engines, found)]
+    return [tally.outcome() for tally in tallies]
 
 
-def train_within_memory(engines: Sequence[Stacked], orders: Sequence[Order], owns: Sequence[OwnState]) -> list[Outcome]:
-    """`train_together`, in smaller chunks from where memory ran out."""
-    while True:
-        try:
-            return train_together(engines, orders, owns)
-        except torch.OutOfMemoryError:
-            if engines[0].chunk == 1:
-                raise
-            fewer = max(1, min(engines[0].chunk, sum(len(order.cohort) for order in orders)) // 2)
-            engines[0].notes.append(f"out of memory: {fewer} clients at once from now on")
-        for engine in engines:
-            engine.chunk, engine._width = fewer, 0
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+def _alike(orders: Sequence[Order]) -> list[list[int]]:
+    """Which orders have broadcasts of the same kind and shape, and can be stacked."""
+    groups: list[tuple[Any, list[int]]] = []
+    for m, order in enumerate(orders):
+        kind = tree_structure(order.broadcast)
+        members = next((members for other, members in groups if other == kind), None)
+        if members is None:
+            groups.append((kind, [m]))
+        else:
+            members.append(m)
+    return [members for _, members in groups]
+
+
+def _lead(engines: Sequence[Stacked]) -> Stacked:
+    """The engine whose client, steps and chunks are used for all: the one whose caches have room for all clients."""
+    return max(engines, key=lambda engine: engine.program.most)
 
 
 def _run_chunks(
@@ -174,7 +214,7 @@ def _run_chunks(
 
     The first chunk of a run goes ahead alone: it compiles, and counts the normals that a step reads.
     """
-    lead = engines[0]
+    lead = _lead(engines)
 
     def run(number: int) -> list[tuple[int, Outcome]]:
         return _run_chunk(engines, orders, owns, chunks[number], number)
@@ -201,7 +241,7 @@ def _chunks(engines: Sequence[Stacked], orders: Sequence[Order]) -> Iterator[lis
             rows = engine.store.rows(k)
             seats.append(Seat(m, k, rows, sum(steps_in_epoch(len(rows), p) * p.epochs for p in phases)))
     seats.sort(key=lambda seat: (-seat.length, seat.member, seat.client))
-    lead = engines[0]
+    lead = _lead(engines)
     if lead.steps.mode not in ("eager", BY_HAND):
         yield from _equal_chunks(lead, seats)
         return
@@ -231,14 +271,15 @@ def _run_chunk(
     seats: list[Seat],
     number: int,
 ) -> list[tuple[int, Outcome]]:
-    lead = engines[0]
+    lead = _lead(engines)
     client, store = lead.program.client, lead.store
-    together = Clients(len(seats), SEVERAL if len(engines) > 1 else ONE_FEDERATION)
-    info = _info(lead.program, orders, seats, several=len(engines) > 1, device=store.x.device)
-    kept = [owns[seat.member](seat.client) for seat in seats]
-    own = _stack([client.first(orders[s.member].broadcast) if o is None else o for s, o in zip(seats, kept)])
+    constants = lead.constants_with(engines)
+    together = Clients(len(seats), constants.info_axes)
+    info = info_of(constants, orders, seats, store.x.device)
+    own = stack([_own(engines[s.member], orders[s.member], owns[s.member](s.client)) for s in seats])
     # PyTorch's generator is one for all threads: with workers nothing reads it.
-    with nullcontext() if lead.workers > 1 else seeded(lead.seed, orders[0].round, number, "torch"):
+    where = (lead.seed, orders[0].round, number, "torch")
+    with nullcontext() if lead.workers > 1 else seeded(*where, device=store.x.device):
         state = together.over(client.start, (0, together.info))(own, info)
         for place, phase in enumerate(client.phases):
             if phase.begin is not None:
@@ -257,28 +298,9 @@ def _run_chunk(
         return outcomes([engine.program for engine in engines], together, seats, uploads, info)
 
 
-def _stack(trees: Sequence[Own]) -> Own:
-    return tree_map(lambda *leaves: torch.stack(leaves), *trees)
-
-
-def _info(program: Program, orders: Sequence[Order], seats: list[Seat], *, several: bool, device: torch.device) -> Info:
-    """What each client of the chunk knows; in a sweep every field has the clients' axis."""
-    dtype = orders[0].broadcast[program.main].mean.dtype
-    sizes = torch.tensor([len(seat.rows) for seat in seats])
-    batches = tuple((-(-sizes // phase.batch)).to(device) for phase in program.client.phases)
-    options = {
-        name: torch.tensor([order.options[name] for order in orders], dtype=dtype, device=device)
-        for name in orders[0].options
-    }
-    number = torch.tensor([order.round for order in orders], device=device)
-    broadcast = orders[0].broadcast
-    if several:
-        member = torch.tensor([seat.member for seat in seats], device=device)
-        stacked = tree_map(lambda *leaves: torch.stack(leaves), *[order.broadcast for order in orders])
-        broadcast, options, number = tree_map(lambda t: t[member], (stacked, options, number))
-    else:
-        options, number = tree_map(lambda t: t[0], (options, number))
-    return Info(broadcast, options, number, sizes.to(device), batches)
+def _own(engine: Stacked, order: Order, kept: Own | None) -> Own:
+    """What a client kept; of one that was never here before, the first own state by its own federation."""
+    return engine.program.client.first(order.broadcast) if kept is None else kept
 
 
 def _table(engines: Sequence[Stacked], orders: Sequence[Order], seats: list[Seat], place: int) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,31 +25,73 @@ class Table(NamedTuple):
     live: Tensor | None
 
 
+class NotStackable(Exception):
+    """What one client does alone, vmap can't do for several."""
+
+
 class Clients(NamedTuple):
     """How functions of one client are run for those of a chunk. One client alone runs without vmap."""
 
     size: int
-    info: Info  # which fields of Info have the clients' axis
+    info: Info  # which fields of Info, and which of its constants, have the clients' axis
 
     def over(self, f: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[..., Any]:
-        """f over the clients: arguments with axis 0 are stacked, those with None the same for all."""
-        if self.size > 1:
-            return vmap(f, in_dims=axes, randomness="different")
+        """f over the clients: arguments with axis 0 are stacked, those with None the same for all.
+
+        What fails is tried with the first client alone: where that fails too its error is raised as it is, else the
+        fault is vmap's and a `NotStackable` says so.
+        """
+        stacked = vmap(f, in_dims=axes, randomness="different")
 
         def alone(*arguments: Any) -> Any:
-            own = [self._take(a, axis) for a, axis in zip(arguments, axes)]
+            own = [take(a, axis, 0) for a, axis in zip(arguments, axes)]
             return tree_map(lambda t: t[None], f(*own))
 
-        return alone
+        def together(*arguments: Any) -> Any:
+            try:
+                return stacked(*arguments)
+            except (torch.OutOfMemoryError, NotStackable):
+                raise
+            except Exception as error:
+                reason = error
+            try:
+                alone(*arguments)
+            except Exception as error:
+                raise error from None
+            raise NotStackable(_first_words(reason)) from reason
+
+        return together if self.size > 1 else alone
 
     def first(self, info: Info) -> Info:
         """The first client's info."""
-        return self._take(info, self.info)
+        return take(info, self.info, 0)
 
-    def _take(self, argument: Any, axis: Any) -> Any:
-        if isinstance(axis, Info):
-            return Info(*(self._take(a, b) for a, b in zip(argument, axis)))
-        return argument if axis is None else tree_map(lambda t: t[0], argument)
+
+def take(argument: Any, axis: Any, at: Any) -> Any:
+    """The places `at` of what has the clients' axis; what they share as it is."""
+    if isinstance(axis, Info):
+        return Info(*(take(a, b, at) for a, b in zip(argument, axis)))
+    if isinstance(axis, dict):
+        return {name: take(a, axis[name], at) for name, a in argument.items()}
+    return argument if axis is None else tree_map(lambda t: t[at], argument)
+
+
+def _apart(argument: Any, axis: Any) -> Any:
+    """None in place of what clients share: vmap would unpack it anew at every step."""
+    if isinstance(axis, Info):
+        return Info(*(_apart(a, b) for a, b in zip(argument, axis)))
+    if isinstance(axis, dict):
+        return {name: _apart(a, axis[name]) for name, a in argument.items()}
+    return None if axis is None else argument
+
+
+def _joined(own: Any, argument: Any, axis: Any) -> Any:
+    """One client's `own`, which `_apart` gave, with what it shares."""
+    if isinstance(axis, Info):
+        return Info(*(_joined(o, a, b) for o, a, b in zip(own, argument, axis)))
+    if isinstance(axis, dict):
+        return {name: _joined(o, argument[name], axis[name]) for name, o in own.items()}
+    return argument if axis is None else own
 
 
 class Work(NamedTuple):
@@ -66,20 +108,19 @@ class Work(NamedTuple):
 
 def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[..., Any]:
     """One step of every client on batches [clients, batches, B, ...]: the client's own step, under vmap."""
-    shared = together.info.broadcast is None
+    axes = together.info
 
     def step(state: Any, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, at: Tensor, info: Info) -> Any:
         def one(state: Any, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, own: Any) -> Any:
-            known = info._replace(n=own[0], batches=own[1]) if shared else own
+            known = _joined(own, info, axes)
             masks = [None] * phase.batches if live is None else list(live.unbind(0))
             made = tuple(Batch(a, b, mask, at) for a, b, mask in zip(xs.unbind(0), ys.unbind(0), masks))
             new = phase.step(state, made[0] if phase.batches == 1 else made, Tape(noise), known)
             # A client whose steps are over waits for the others unchanged.
             return new if live is None else only_if(live.any(), new, state)
 
-        # What all clients share is not handed through vmap, which would unpack it anew at every step.
-        own = (info.n, info.batches) if shared else info
-        return together.over(one, (0, 0, 0, 0 if masked else None, 0, 0))(state, xs, ys, live, noise, own)
+        dims = (0, 0, 0, 0 if masked else None, 0, axes)
+        return together.over(one, dims)(state, xs, ys, live, noise, _apart(info, axes))
 
     return step
 
@@ -113,7 +154,7 @@ class Steps:
                     return dense.run(work.phase, *work.table, store.x, store.y, work.info, state)
                 with stacked(work.together.size > 1 and self.mode in ("graph", "compiled")):
                     return self._replay(work, state) if self._captures(work) else self._run(work, state)
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, NotStackable):
                 raise
             except Exception as error:
                 if self.mode == "eager":
@@ -159,13 +200,13 @@ class Steps:
         masked = work.table.live is not None
         if self.mode in ("eager", ROWWISE, BY_HAND, CAPTURED):
             return stacked_step(work.phase, work.together, masked)
-        key = (id(work.phase.step), work.together, masked)
+        key = (id(work.phase.step), repr(work.together), masked)
         if key not in self._made:
             self._made[key] = Compiled(stacked_step(work.phase, work.together, masked))
         return self._made[key]
 
     def _replay(self, work: Work, state: Any) -> Any:
-        key = ("graph", id(work.phase.step), work.together, work.table.live is None, len(work.table.rows))
+        key = ("graph", id(work.phase.step), repr(work.together), work.table.live is None, len(work.table.rows))
         if key not in self._made:
             self._made[key] = Graph(self._step(work), work, state)
         return self._made[key](work, state)
@@ -197,7 +238,7 @@ class Graph:
     def __init__(self, step: Callable[..., Any], work: Work, state: Any) -> None:
         device = work.store.x.device
         self.state = tree_map(torch.clone, state)
-        self.info = tree_map(torch.clone, work.info)
+        self.info = _cloned(work.info, work.together.info.constants)
         self.table = Table(*(None if t is None else t.to(device, copy=True) for t in work.table))  # type: ignore[arg-type]
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -239,6 +280,13 @@ class Graph:
         for _ in range(self.steps % self.many):
             self.graphs[1].replay()
         return tree_map(torch.clone, self.state)
+
+
+def _cloned(info: Info, axes: Mapping[str, int | None] | None) -> Info:
+    """In memory of its own, but for constants that all clients share: a frozen body may be large, and never changes."""
+    shared = {name for name in info.constants if axes is None or axes[name] is None}
+    own = {name: v if name in shared else tree_map(torch.clone, v) for name, v in info.constants.items()}
+    return tree_map(torch.clone, info._replace(constants={}))._replace(constants=own)
 
 
 class Captured:
@@ -285,5 +333,5 @@ def _copy(into: Any, values: Any) -> None:
             _copy(old, new)
     else:
         for a, b in zip(tree_leaves(into), tree_leaves(values), strict=True):
-            if a is not None:
+            if a is not None and a is not b:
                 a.copy_(b, non_blocking=True)

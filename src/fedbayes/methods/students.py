@@ -97,6 +97,7 @@ def teacher_and_student(setting: Setting, options: Mapping[str, Any]) -> tuple[P
         weighting_named(options["weighting"]),
         scalars,
         main=STUDENT,
+        constants=teacher.frozen,
     )
     return program, teacher
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedbayes.clients.partitioned import own_model, partitioned
+from fedbayes.clients.partitioned import FIRST, own_model, partitioned
 from fedbayes.clients.variational import initial_scale, variational
 from fedbayes.composition import (
     Method,
@@ -167,12 +167,13 @@ def pvi(*, damping: float = 0.5, prior_scale: float = 1.0, initial: float = 0.1,
         first = program.initial["model"]
         assert isinstance(first, Gaussian)
         prior = Gaussian(torch.zeros_like(first.mean), torch.full_like(first.mean, prior_scale), first.layout)
-        client = partitioned(program.client, first=first)
+        client = partitioned(program.client)
         return program._replace(
             client=client,
             personal=own_model(client, program.client),
             initial={**program.initial, "model": prior},
             options=lambda number: {**program.options(number), "damping": damping, "cohort": float(setting.cohort)},
+            constants={**program.constants, FIRST: first},
         )
 
     return Method("pvi", {"damping": damping, **base.options}, build)

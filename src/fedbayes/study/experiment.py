@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -237,12 +238,23 @@ def with_settings(
 
 
 def _parse(text: str, key: str) -> Any:
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        if key in KEYS and KEYS[key] is NAMES:
-            return [word.strip() for word in text.split(",") if word.strip()]
-        return text
+    for written in (text, _with_all_digits(text)):
+        try:
+            return tomllib.loads(f"v = {written}")["v"]
+        except tomllib.TOMLDecodeError:
+            continue
+    if key in KEYS and KEYS[key] is NAMES:
+        return [word.strip() for word in text.split(",") if word.strip()]
+    return text
+
+
+def _with_all_digits(text: str) -> str:
+    """Numbers as TOML has them: `.2` and `5.` are 0.2 and 5.0 there.
+
+    >>> _with_all_digits("[-.2, 5., 1.e-3]")
+    '[-0.2, 5.0, 1.0e-3]'
+    """
+    return re.sub(r"(?<=\d)\.(?!\d)", ".0", re.sub(r"(?<![\w.])\.(?=\d)", "0.", text))
 
 
 def _lay(table: dict[str, Any], path: list[str], v: Any, setting: str) -> None:

@@ -25,7 +25,7 @@ def personal_runs(run: Run, clients: Sequence[int] | None = None) -> Iterator[tu
     """For each client a run that predicts by its personal model, and the seconds of its cohort's making, by head."""
     asked = range(len(run.task.clients)) if clients is None else clients
     started = time.perf_counter()
-    for cohort in personal_models([run.home], asked):
+    for cohort in personal_models([run.home], [asked]):
         seconds = (time.perf_counter() - started) / max(len(cohort[0]), 1)
         for k, parts in cohort[0]:
             yield k, Personal(run, parts).as_run, seconds

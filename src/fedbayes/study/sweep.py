@@ -5,16 +5,22 @@ Every member is a run folder of its own, so that reports, predictions and resump
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fedbayes.data import from_clients
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError
 from fedbayes.study import journal
-from fedbayes.study.build import build, clients_of, data_of, method_of, options_of_method
+from fedbayes.study.build import build, clients_of, data_of, keeps_apart, method_of, options_of_method
 from fedbayes.study.experiment import Experiment, table_of, to_toml, with_settings
 from fedbayes.study.recording import Recording, write_once
 from fedbayes.study.run import Watch, refuse_another, train
@@ -97,18 +103,34 @@ def build_members(members: Mapping[str, Experiment]) -> dict[str, Task]:
     loaded: dict[str, Any] = {}
     tasks = {}
     for name, member in members.items():
-        key = repr((member.data, member.data_options))
+        # A data function that is asked for one client at a time gives other data where there are more clients.
+        key = repr((member.data, member.data_options, member.clients if keeps_apart(member) else None))
         if key not in loaded:
-            loaded[key] = data_of(member)
+            data = data_of(member)
+            loaded[key] = from_clients(data) if isinstance(data, list) else data
         tasks[name] = build(member, clients=clients_of(member, loaded[key]))
     return tasks
 
 
 def _groups(members: Mapping[str, Experiment], tasks: Mapping[str, Task]) -> list[list[str]]:
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for name, member in members.items():
-        groups.setdefault(program_of(member) if can_join(tasks[name]) else name, []).append(name)
+        task = tasks[name]
+        key = (program_of(member), closed_over(task)) if can_join(task) else (name, "")
+        groups.setdefault(key, []).append(name)
     return list(groups.values())
+
+
+def closed_over(task: Task) -> str:
+    """A digest of the tensors that a network holds as plain attributes: no input of a step, they are one program's."""
+    digest = hashlib.blake2b(digest_size=8)
+    for layer in task.program.model.module.modules():
+        for name, value in vars(layer).items():
+            if not name.startswith("_"):
+                for leaf in tree_leaves(value):
+                    if isinstance(leaf, Tensor):
+                        digest.update(leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def can_join(task: Task) -> bool:

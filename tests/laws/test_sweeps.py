@@ -1,0 +1,198 @@
+"""A sweep equals its members run alone: for every method, whatever its members may differ in.
+
+`python tests/laws/test_sweeps.py` prints the worst difference of each method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from fedbayes.data import Clients, Dataset
+from fedbayes.data.ragged import Ragged
+from fedbayes.methods import METHODS, option_names
+from fedbayes.study.build import build
+from fedbayes.study.experiment import Experiment
+from fedbayes.study.sweep import AT_SERVER, SCALARS, SWITCHES, can_join, program_of
+from fedbayes.training import Memory, Task, rounds, rounds_together
+
+TOLERANCE = 1e-8  # of float64: stacked products are summed in another order
+SHORT: dict[str, Any] = {
+    **{"batch": 4, "epochs": 1, "test_draws": 2, "samples": 2, "kl_weight": 0.01},
+    **{"server_batch": 4, "server_epochs": 1, "swa_start": 0},
+    **{"weight_decay": 0.01, "proximal": 0.1, "clip": 2.0, "adversarial": 0.01},
+    **{"server": "sgd", "lr_within": "steps"},
+}
+FLOW = {"flow_epochs": 2, "flow_batch": 4, "flow_length": 2, "flow_draws": 2}  # where the method refines
+# Another value of each option in which members of one program may differ.
+OTHER: dict[str, Any] = {
+    **{"lr": 0.02, "kl_weight": 0.1, "prior_scale": 0.5, "lr_decay": 0.5, "lr_silent": 1, "initial": 0.3},
+    **{"division": 3.0, "test_draws": 3, "student_lr": 0.02, "temperature": 0.5, "input_noise": 0.1},
+    **{"lr_drop": 0.5, "lr_drop_every": 2, "shrinkage": 0.5, "burn_share": 0.2, "weighting": "equal"},
+    **{"server": "adam", "server_lr": 0.3, "server_momentum": 0.5, "weight_decay": 0.1, "proximal": 0.5},
+    **{"clip": 0.5, "adversarial": 0.1},
+}
+FIXED = {  # options that a method takes from another and refuses, or that are no numbers of its clients
+    "pvi": ("rule", "weighting", "division", "server"),
+    "fedbe": ("server",),
+}
+RULES = {"fedavg": "fedag", "fedvi": "nwa", "feduab": "ws", "bpfed": "lp", "pfedbayes": "nwa"}
+
+
+class Member(NamedTuple):
+    """An experiment with the network and the clients that it is trained with."""
+
+    experiment: Experiment
+    network: nn.Module
+    clients: Clients
+
+
+def data(rows: int = 60) -> Dataset:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 6, generator=random, dtype=torch.float64)
+    y = (x @ torch.randn(6, 3, generator=random, dtype=torch.float64)).argmax(1)
+    return Dataset("rows", x, y, x[:24].clone(), y[:24].clone(), "classes", 3)
+
+
+DATA = data()
+
+
+def spread(sizes: list[int], seed: int = 0) -> Clients:
+    """Clients of these sizes, and four test rows for each."""
+    order = torch.randperm(len(DATA), generator=torch.Generator().manual_seed(seed))
+    train = Ragged.of_sizes(order[: sum(sizes)].numpy(), torch.tensor(sizes).numpy())
+    test = Ragged.of_lists([torch.arange(4 * k, 4 * k + 4) % 24 for k in range(len(sizes))])
+    return Clients(DATA, train, test, order[sum(sizes) :])
+
+
+def network(seed: int, body: int | None = None) -> nn.Module:
+    """A network by its seed, its first layer by another where that is given."""
+    torch.manual_seed(seed)
+    made = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    if body is not None:
+        torch.manual_seed(100 + body)
+        made[0] = nn.Linear(6, 5)
+    return made.double()
+
+
+def member(method: str, *, seed: int = 0, clients: Clients | None = None, **changes: Any) -> Member:
+    options = {name: v for name, v in SHORT.items() if name in option_names(METHODS[method])}
+    options = {name: v for name, v in options.items() if name not in FIXED.get(method, ())}
+    options |= {**(FLOW if method.endswith("_pf") else {}), **changes.pop("options", {})}
+    there = clients or spread([5, 9, 4, 7])
+    body = changes.pop("body", None)
+    x = Experiment(
+        method=method, seed=seed, clients=len(there), cohort=3, rounds=2, evaluate_every=2, personal_every=2,
+        engine="stacked", compile="off", options=options,
+    )  # fmt: skip
+    return Member(replace(x, **changes), network(seed, body), there)
+
+
+def with_other_options(method: str) -> dict[str, Member]:
+    """Members that together have another value of every option that the sweep calls free."""
+    names = [n for n in option_names(METHODS[method]) if n in SCALARS | AT_SERVER | SWITCHES]
+    others = {n: OTHER[n] for n in names if n != "rule" and n not in FIXED.get(method, ())}
+    if "rule" in names and method in RULES:
+        others["rule"] = RULES[method]
+    thirds = [dict(list(others.items())[place::3]) for place in range(3)]
+    return {f"options {', '.join(some)}": member(method, options=some) for some in thirds}
+
+
+def sweeps(method: str) -> dict[str, dict[str, Member]]:
+    """Sweeps by what their members have in common."""
+    return {
+        "one client": {
+            "as it is": member(method),
+            "seed, split and sizes": member(method, seed=1, clients=spread([3, 14, 6, 8], seed=2)),
+            "more clients": member(method, clients=spread([4, 5, 3, 6, 4, 5]), cohort=5),
+            "fewer clients and rounds": member(method, seed=2, clients=spread([6, 4, 5]), cohort=2, rounds=1),
+            **with_other_options(method),
+        },
+        "frozen layer": {f"its weights by seed {s}": member(method, seed=s, frozen=("0.*",)) for s in (0, 1)},
+        "frozen weights": {f"seed {s}": member(method, seed=s, frozen=("0.*",), body=1) for s in (0, 1)},
+    }
+
+
+def built(one: Member) -> Task:
+    return build(one.experiment, network=one.network, clients=one.clients)
+
+
+def results(progress: Any, own: Memory, record: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """All that a run leaves behind, as tensors by name."""
+    for part, q in progress.state.broadcast.items():
+        yield from ((f"{part}.{i}", t) for i, t in enumerate(tree_leaves(q)))
+    for k, kept in own.rows.items():
+        yield from ((f"own {k}.{i}", t) for i, t in enumerate(tree_leaves(kept)))
+    for table in ("train", "test", "personal"):
+        yield from ((f"{table} {n}", torch.tensor(v, dtype=torch.float64)) for n, v in record.get(table, {}).items())
+
+
+def trained_alone(one: Member) -> dict[str, Tensor]:
+    task, own = built(one), Memory()
+    *_, (progress, record) = rounds(task, task.begin(), own)
+    return dict(results(progress, own, record))
+
+
+def trained_together(members: list[Member]) -> list[dict[str, Tensor]]:
+    """The members as `sweep` trains them: as one program where they can be, else one after another."""
+    tasks, owns = [built(one) for one in members], [Memory() for _ in members]
+    assert len({program_of(one.experiment) for one in members}) == 1, "they are not one sweep"
+    if not all(map(can_join, tasks)):
+        return [trained_alone(one) for one in members]
+    last: list[Any] = [None] * len(tasks)
+    for entries in rounds_together(tasks, [task.begin() for task in tasks], owns):
+        last = [entry or before for entry, before in zip(entries, last)]
+        assert not any("notes" in entry[1] for entry in entries if entry), "the engine fell back"
+    return [dict(results(progress, own, record)) for (progress, record), own in zip(last, owns)]
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative where values are large."""
+    if a.shape != b.shape:
+        return float("inf")
+    a, b = a.double(), b.double()
+    return float(((a - b).abs() / b.abs().clamp(min=1)).max()) if a.numel() else 0.0
+
+
+def differences(method: str, sweep: str) -> dict[str, tuple[float, str]]:
+    """For each member the largest difference from its run alone, and where it is."""
+    members = sweeps(method)[sweep]
+    found = {}
+    for (name, one), ours in zip(members.items(), trained_together(list(members.values()))):
+        alone = trained_alone(one)
+        assert ours.keys() == alone.keys(), name
+        assert len(alone) > 1
+        found[name] = max((difference(ours[n], alone[n]), n) for n in alone)
+    return found
+
+
+@pytest.mark.parametrize("sweep", sweeps("fedavg"))
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sweep_equals_its_members_run_alone(method: str, sweep: str) -> None:
+    gaps = differences(method, sweep)
+    assert not {name: gap for name, gap in gaps.items() if gap[0] > TOLERANCE}
+
+
+def main() -> None:
+    heads = ("seed, split", "more clients", "fewer clients", "options", "its weights", "seed ")
+    print(
+        "| method | "
+        + " | ".join(("seed, split and sizes", *heads[1:4], "frozen weights", "one frozen body"))
+        + " |\n|---"
+        + "|---" * 6
+        + "|"
+    )
+    for method in METHODS:
+        gaps = [gap for sweep in sweeps(method) for gap in differences(method, sweep).items()]
+        found = [max(gap for name, (gap, _) in gaps if name.startswith(head)) for head in heads]
+        print(f"| {method} | " + " | ".join(f"{gap:.0e}" for gap in found) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
