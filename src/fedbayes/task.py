@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -16,6 +16,7 @@ from fedbayes.data import Clients, Dataset, Standardise, from_clients
 from fedbayes.data.augment import AUGMENTATIONS
 from fedbayes.engine.choice import PRECISIONS, choose
 from fedbayes.engine.loop import Store
+from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import (
     FederationState,
@@ -100,6 +101,21 @@ class Task:
         """What its engines have to say since they were last asked."""
         engines = [engine for engine in (self.engine, self.server, self.personal) if engine is not None]
         return [note for engine in engines for note in engine.take_notes()]
+
+    def widths(self) -> dict[str, tuple[int, int, int]]:
+        """How many clients its stacked engines run at once by now: a run that is resumed goes on with it."""
+        return {name: one.widths for name, one in self._stacked().items()}
+
+    def go_on_with(self, widths: Mapping[str, Sequence[int]]) -> None:
+        """Run as many clients at once as a run before, whatever memory is free now."""
+        for name, one in self._stacked().items():
+            if name in widths:
+                first, second, third = widths[name]
+                one.widths = (first, second, third)
+
+    def _stacked(self) -> dict[str, Stacked]:
+        names = ("engine", "personal", "gather", "restate", "server")
+        return {name: one for name in names if isinstance(one := getattr(self, name), Stacked)}
 
     def done(self, progress: Progress) -> bool:
         return progress.stopped or progress.state.round >= self.rounds

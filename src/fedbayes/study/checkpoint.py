@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +22,16 @@ ROW = "run"
 FREE = ("device", "engine", "compile", "at_once", "rounds", "checkpoint_every", "flower")
 
 
+# With these as they were a run goes on with as many clients at once: its noise on a GPU depends on it.
+AT_ONCE = ("device", "engine", "at_once")
+
+
 class Checkpoint(NamedTuple):
-    """The progress after a round, and where each client's own state lies."""
+    """The progress after a round, where each client's own state lies, and how many clients ran at once."""
 
     progress: Progress
     own: Index
+    widths: Mapping[str, Sequence[int]]
 
 
 def paths(folder: Path) -> list[Path]:
@@ -34,7 +39,7 @@ def paths(folder: Path) -> list[Path]:
     return sorted((folder / "checkpoints").glob("round-*.safetensors"))
 
 
-def write(folder: Path, experiment: Experiment, progress: Progress, own: Mapping[str, Any]) -> None:
+def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, own: Mapping[str, Any]) -> None:
     """Commit a round; after this call a crash costs nothing before it."""
     best = progress.best
     sealed.write(
@@ -48,6 +53,7 @@ def write(folder: Path, experiment: Experiment, progress: Progress, own: Mapping
                 "best": None if best is None else best._asdict(),
                 "stopped": progress.stopped,
                 "own": own,
+                "widths": {name: list(widths) for name, widths in task.widths().items()},
             }
         },
     )
@@ -66,13 +72,15 @@ def read(path: Path, experiment: Experiment, task: Task) -> Checkpoint:
             f"checkpoint {path} can't be used: {error}; put it back from a copy, "
             "or delete it to go on from the one before"
         ) from error
-    _check_config(path, experiment, from_toml(row["config"], str(path)))
+    then = from_toml(row["config"], str(path))
+    _check_config(path, experiment, then)
     best = None if row["best"] is None else Best(**row["best"])
     for parts in (row["broadcast"], *([] if best is None else [best.broadcast])):
         sent = {part: q for part, q in parts.items() if not beside(part)}
         _check_layouts(path, sent, task.program.initial)
     state = FederationState(row["round"], row["broadcast"], row["optimiser"])
-    return Checkpoint(Progress(state, best, row["stopped"]), Index(row["own"]))
+    same = all(getattr(then, name) == getattr(experiment, name) for name in AT_ONCE)
+    return Checkpoint(Progress(state, best, row["stopped"]), Index(row["own"]), row.get("widths", {}) if same else {})
 
 
 def own_index(path: Path) -> Index:

@@ -49,7 +49,7 @@ class Recording:
         self.records.append(record)
         if self._due():
             journal.sync(self.folder)
-            checkpoint.write(self.folder, self.experiment, progress, self.own.index.as_tensors())
+            checkpoint.write(self.folder, self.experiment, self.task, progress, self.own.index.as_tensors())
             self._kept = [*self._kept[-1:], self.own.index.files]
             self.own.sweep(self._kept)
             self._saved = time.monotonic()
@@ -83,10 +83,11 @@ class Recording:
             progress = task.begin()
             own = OwnFiles(folder / "own", task.device)
             if task.rounds == 0:
-                checkpoint.write(folder, self.experiment, progress, own.index.as_tensors())
+                checkpoint.write(folder, self.experiment, task, progress, own.index.as_tensors())
         else:
             last = checkpoint.read(found[-1], self.experiment, task)
             progress = last.progress
+            task.go_on_with(last.widths)
             own = OwnFiles(folder / "own", task.device, last.own)
         own.sweep_strays([checkpoint.own_index(path).files for path in found[:-1]])
         return progress, own

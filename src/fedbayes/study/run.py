@@ -110,7 +110,8 @@ def load(
     if not found:
         raise InputError(f"{folder} has no checkpoint yet; run `fedbayes resume {folder}` to train it")
     task = build(here, network=network, clients=clients)
-    progress, index = checkpoint.read(found[-1], here, task)
+    progress, index, widths = checkpoint.read(found[-1], here, task)
+    task.go_on_with(widths)
     own = OwnFiles(folder / "own", task.device, index)
     return Run(task, progress, journal.read(folder)[: progress.state.round], own)
 
