@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 60  # characters of a value that a message repeats
+
 
 class InputError(ValueError):
     """Something that the user gave can't be used; the message is one line that says what and how to mend it."""
@@ -13,6 +15,27 @@ class InputError(ValueError):
 def unknown(what: str, name: object, known: Iterable[str]) -> InputError:
     """An error for a name that is not in a table, with the nearest one that is."""
     known = list(known)
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name)[:LONGEST], known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(f"unknown {what} {name!r}: {hint}there are {', '.join(sorted(known))}")
+    return InputError(f"unknown {what} {shown(name)}: {hint}there are {', '.join(sorted(known))}")
+
+
+def shown(value: object) -> str:
+    """A value as a message repeats it: not longer than a part of a line."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value[:LONGEST]) if isinstance(value, str) else repr(value)
+    cut = len(text) > LONGEST or (isinstance(value, str) and len(value) > LONGEST)
+    return f"{text[:LONGEST]}..." if cut else text
+
+
+def printable(text: str) -> str:
+    """Text as one line, with a mark for what no terminal shows."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line that can be printed; its kind where it says nothing."""
+    text = printable(str(error)[:1000])[:200]
+    plain = isinstance(error, ValueError | OSError)
+    return text if text and plain else f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbayes.border import FAULTS
+
 Arrays = dict[str, np.ndarray]
 _VERSION = 1  # Raise when a decoder changes what it gives.
 
@@ -31,7 +33,7 @@ def decoded(name: str, files: Sequence[Path], make: Callable[[], Arrays]) -> Arr
     stamp = [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
     key = hashlib.sha256(json.dumps([_VERSION, name, stamp]).encode()).hexdigest()[:16]
     folder = cache_folder() / "decoded" / f"{name}-{key}"
-    with suppress(OSError, ValueError, KeyError):
+    with suppress(*FAULTS):
         index = json.loads((folder / "index.json").read_text())
         return {part: _read(folder / f"{part}.npy", digest) for part, digest in index.items()}
     arrays = make()

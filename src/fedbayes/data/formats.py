@@ -1,52 +1,68 @@
 """Readers of the files that benchmarks come in; none of them unpickles."""
 
 import gzip
+import io
 import json
 import lzma
 import tarfile
 import zipfile
-import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
+from fedbayes.border import check_members, grown, most_unpacked, reading, size_of, text_of
 from fedbayes.data.cache import Arrays
+
+TEXT = 1 << 30  # bytes of a JSON file
+LEAF_PIXELS = 28 * 28
+
+
+def fetched(path: Path) -> AbstractContextManager[None]:
+    """Read a file that can be fetched again inside this."""
+    return reading(path, "delete it and fetch it again", "is truncated or damaged")
 
 
 def unpacked(path: Path) -> bytes:
-    """The bytes of a file, through gzip or xz where its name says so."""
-    try:
-        if path.suffix == ".gz":
-            return gzip.decompress(path.read_bytes())
-        return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}): delete it and fetch it again") from error
+    """The bytes of a file, through gzip or xz where its name says so, with an end to how far it grows."""
+    with fetched(path):
+        size = size_of(path)
+        with path.open("rb") as file:
+            if path.suffix == ".gz":
+                with gzip.open(file) as stream:
+                    return grown(stream, path, size)
+            if path.suffix == ".xz":
+                with lzma.open(file) as stream:
+                    return grown(stream, path, size)
+            return file.read()
 
 
 def zip_members(path: Path, names: list[str] | None = None) -> list[bytes]:
     """Members of an archive by name, or all of them, read in place."""
-    try:
+    with fetched(path):
+        size = size_of(path)
         with zipfile.ZipFile(path) as archive:
-            return [archive.read(name) for name in names or archive.namelist()]
-    except (zipfile.BadZipFile, KeyError, zlib.error, EOFError) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}): delete it and fetch it again") from error
+            wanted = [archive.getinfo(name) for name in names] if names else archive.infolist()
+            check_members(wanted, path, size)
+            return [archive.read(member) for member in wanted]
 
 
 def tar_members(path: Path, names: list[str]) -> list[bytes]:
-    """Members of an archive by the last part of their name, read in place."""
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path) as archive:
+    """Regular members of an archive by the last part of their name, read in place; links are not followed."""
+    raw = unpacked(path)
+    content: dict[str, bytes] = {}
+    with fetched(path):
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
             for member in archive:
                 leaf = member.name.rsplit("/", 1)[-1]
-                if leaf in names and (file := archive.extractfile(member)):
-                    found[leaf] = file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}): delete it and fetch it again") from error
-    if missing := [name for name in names if name not in found]:
-        raise ValueError(f"{path} has no {missing[0]}: delete it and fetch it again")
-    return [found[name] for name in names]
+                plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.sparse is None
+                if leaf in names and plain:
+                    content[leaf] = raw[member.offset_data : member.offset_data + member.size]
+        if missing := [name for name in names if name not in content]:
+            raise ValueError(f"it has no {missing[0]}")
+    return [content[name] for name in names]
 
 
 def idx(raw: bytes, where: str) -> np.ndarray:
@@ -54,15 +70,17 @@ def idx(raw: bytes, where: str) -> np.ndarray:
     if len(raw) < 4 or raw[:3] != b"\0\0\x08":
         raise ValueError(f"{where} is not an IDX file of bytes")
     start = 4 + 4 * raw[3]
-    shape = np.frombuffer(raw[4:start], ">u4").astype(int)
-    if len(raw) - start != shape.prod():
-        raise ValueError(f"{where} should hold {shape.prod()} bytes ({shape.tolist()}), it has {len(raw) - start}")
+    shape: list[int] = np.frombuffer(raw[4:start], ">u4").tolist() if len(raw) >= start else []
+    if not shape or len(raw) - start != prod(shape):
+        raise ValueError(f"{where} should hold {prod(shape)} bytes ({shape}), it has {len(raw) - start}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
 def idx_pair(images: bytes, labels: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Images as [n, 1, height, width] and labels as int64."""
     x, y = idx(images, f"{where}, images"), idx(labels, f"{where}, labels")
+    if x.ndim != 3 or y.ndim != 1:
+        raise ValueError(f"{where}: images are {list(x.shape)} and labels {list(y.shape)}, not [n, height, width], [n]")
     if len(x) != len(y):
         raise ValueError(f"{where}: {len(x)} images but {len(y)} labels: these files do not belong together")
     return x[:, None], y.astype(np.int64)
@@ -118,15 +136,21 @@ def med(packed: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 def svhn_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """SVHN's cropped digits: X [32, 32, 3, n], y with 10 for the digit 0."""
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
+    from scipy.io.matlab import MatReadError
 
-    try:
-        content = loadmat(path)
+    with fetched(path):
+        most = most_unpacked(size_of(path))
+        try:
+            for name, shape, _ in whosmat(path):
+                if prod(shape) > most:
+                    raise ValueError(f"{name} is said to be {list(shape)}, more than so small a file can hold")
+            content = loadmat(path, variable_names=["X", "y"])
+        except MatReadError as error:
+            raise ValueError(str(error)) from error
         x, y = content["X"], content["y"].reshape(-1).astype(np.int64)
-    except Exception as error:  # Whatever scipy meets in a damaged file.
-        raise ValueError(f"{path} is truncated or damaged ({error}): delete it and fetch it again") from error
-    if x.ndim != 4 or x.shape[-1] != len(y):
-        raise ValueError(f"{path}: X is {list(x.shape)} for {len(y)} labels, expected [32, 32, 3, n]")
+    if x.ndim != 4 or x.shape[-1] != len(y) or x.dtype != np.uint8:
+        raise ValueError(f"{path}: X is {x.dtype} {list(x.shape)} for {len(y)} labels, expected bytes [32, 32, 3, n]")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
 
 
@@ -134,16 +158,16 @@ def leaf(files: list[Path]) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """LEAF's JSON: inputs float32 [n, features], labels, and the user of each row."""
     xs, ys, users = [], [], []
     for path in files:
-        try:
-            content = json.loads(path.read_text())
+        with reading(path, "make it again", "is not a whole LEAF file"):
+            content = json.loads(text_of(path, TEXT))
             for user in content["users"]:
-                xs.append(np.array(content["user_data"][user]["x"], np.float32))
-                ys.append(np.array(content["user_data"][user]["y"], np.int64))
-                users += [user] * len(ys[-1])
-                if len(xs[-1]) != len(ys[-1]):
-                    raise ValueError(f"user {user} has {len(xs[-1])} inputs but {len(ys[-1])} labels")
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not a whole LEAF file ({error}): make it again") from error
+                x = np.array(content["user_data"][user]["x"], np.float32).reshape(-1, LEAF_PIXELS)
+                y = np.array(content["user_data"][user]["y"], np.int64).reshape(-1)
+                if len(x) != len(y):
+                    raise ValueError(f"user {user} has {len(x)} inputs but {len(y)} labels")
+                xs.append(x)
+                ys.append(y)
+                users += [user] * len(y)
     return np.concatenate(xs), np.concatenate(ys), users
 
 

@@ -1,6 +1,7 @@
 """Image sets from their files: bytes in, uint8 [n, channels, height, width] out."""
 
 import gzip
+import io
 import string
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedbayes.border import bytes_of, grown
 from fedbayes.data import formats
 from fedbayes.data.cache import Arrays, decoded
 from fedbayes.data.dataset import Dataset, Prepare
@@ -85,7 +87,7 @@ def cifar10() -> Dataset:
         if paths[0].name.endswith(".med.xz"):
             parts = formats.meds(paths)
         elif len(paths) > 1:
-            parts = [formats.cifar(path.read_bytes(), 1, str(path)) for path in paths]
+            parts = [formats.cifar(bytes_of(path), 1, str(path)) for path in paths]
         else:
             members = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
             parts = [formats.cifar(raw, 1, str(paths[0])) for raw in formats.tar_members(paths[0], members)]
@@ -103,7 +105,7 @@ def cifar100() -> Dataset:
         if found.missing:
             parts = formats.meds(paths)
         elif len(paths) > 1:
-            parts = [formats.cifar(path.read_bytes(), 2, str(path)) for path in paths]
+            parts = [formats.cifar(bytes_of(path), 2, str(path)) for path in paths]
         else:
             members = formats.tar_members(paths[0], ["train.bin", "test.bin"])
             parts = [formats.cifar(raw, 2, str(paths[0])) for raw in members]
@@ -176,7 +178,9 @@ def _emnist_bytes(found: Found, part: str) -> list[bytes]:
     if len(paths) > 1:
         return [formats.unpacked(path) for path in paths]
     members = [f"gzip/{file.split('/')[1]}" for file in FILES[f"emnist-{part}"].full[0]]
-    return [gzip.decompress(raw) for raw in formats.zip_members(paths[0], members)]
+    packed = formats.zip_members(paths[0], members)
+    with formats.fetched(paths[0]):
+        return [grown(gzip.GzipFile(fileobj=io.BytesIO(raw)), paths[0], len(raw)) for raw in packed]
 
 
 def _train_and_test(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Arrays:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedbayes.border import array_in, arrays_in, memory, reading, size_of
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.own import from_arrays, kind_of
 
@@ -114,15 +115,14 @@ def _csv_files(path: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def _parts(home: Path, needed: tuple[str, ...] = ("x", "y")) -> Parts:
-    try:
-        if home.suffix == ".npz":
-            with np.load(home, allow_pickle=False) as file:
-                found = {key: file[key] for key in file.files}
-        else:
-            files = {key: home / f"{key}.npy" for key in ("x", "y", "test_x", "test_y")}
-            found = {key: np.load(file, allow_pickle=False) for key, file in files.items() if file.is_file()}
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{home}: {error}: save plain arrays with numpy.save") from error
+    if home.suffix == ".npz":
+        found = arrays_in(home)
+    else:
+        files = {key: home / f"{key}.npy" for key in ("x", "y", "test_x", "test_y")}
+        found = {key: array_in(file) for key, file in files.items() if file.is_file()}
+    for key, array in found.items():
+        if array.ndim < 1 or array.dtype.kind not in "fiub":
+            raise ValueError(f"{home}: {key} is {array.dtype} {list(array.shape)}, not rows of numbers: save those")
     for key in needed:
         if key not in found:
             raise FileNotFoundError(f"{home} has no {key}")
@@ -158,8 +158,10 @@ def _input_columns(path: Path, targets: list[str], owner: str | None) -> list[st
 
 
 def _lines(path: Path) -> tuple[list[str], list[list[str]]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        head, *lines = [line for line in csv.reader(file) if line] or [[]]
+    with reading(path, "save it as UTF-8 text with a comma between columns"):
+        size_of(path, memory() // 16)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            head, *lines = [line for line in csv.reader(file) if line] or [[]]
     head = [column.strip() for column in head]
     twice = [column for i, column in enumerate(head) if column in head[:i]]
     if twice:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbayes.border import bytes_of, reading, size_of
 from fedbayes.data import formats
 from fedbayes.data.cache import Arrays, decoded
 from fedbayes.data.dataset import Dataset
@@ -27,8 +28,7 @@ def uci(name: str, *, fold: int = 0, standardise: bool = True) -> Dataset:
         raise ValueError(
             f"{name}, fold {fold}: training and test rows do not make up the {len(table)} rows of the table"
         )
-    x = table[:, part["index_features"].astype(int).ravel()]
-    y = table[:, part["index_target"].astype(int).ravel()]
+    x, y = (_columns(table, part[key], f"{name}, {key}") for key in ("index_features", "index_target"))
     train, test = rows["train"], rows["test"]
     return from_arrays(x[train], y[train], x[test], y[test], kind="real", name=name, standardise=standardise)
 
@@ -38,10 +38,13 @@ def year(*, standardise: bool = True) -> Dataset:
     path = next(iter(find(FILES["year"]).paths.values()))
 
     def make() -> Arrays:
-        raw = formats.zip_members(path)[0] if path.suffix == ".zip" else path.read_bytes()
-        return {"table": np.loadtxt(io.BytesIO(raw), np.float32, delimiter=",", ndmin=2)}
+        with formats.fetched(path):
+            raw = formats.zip_members(path)[0] if path.suffix == ".zip" else bytes_of(path)
+            return {"table": np.loadtxt(io.BytesIO(raw), np.float32, delimiter=",", ndmin=2)}
 
     table = decoded("year", [path], make)["table"]
+    if table.shape[1] < 2:
+        raise ValueError(f"{path} has {table.shape[1]} columns, not a year and its features: fetch it again")
     x, y, cut = table[:, 1:], table[:, :1], min(_YEAR_TRAIN, len(table))
     return from_arrays(x[:cut], y[:cut], x[cut:], y[cut:], kind="real", name="year", standardise=standardise)
 
@@ -49,10 +52,17 @@ def year(*, standardise: bool = True) -> Dataset:
 def _numbers(paths: dict[str, Path]) -> dict[str, np.ndarray]:
     out = {}
     for file, path in paths.items():
-        try:
+        with reading(path, "delete it and fetch it again", "is not a whole table of numbers"):
+            size_of(path)
             out[file] = np.loadtxt(path, ndmin=2)
-        except ValueError as error:
-            raise ValueError(
-                f"{path} is not a whole table of numbers ({error}): delete it and fetch it again"
-            ) from error
+            if not np.isfinite(out[file]).all():
+                raise ValueError("it holds values that are not finite")
     return out
+
+
+def _columns(table: np.ndarray, numbers: np.ndarray, where: str) -> np.ndarray:
+    """The columns of a table by their numbers."""
+    chosen = numbers.ravel()
+    if not np.isin(chosen, np.arange(table.shape[1])).all():
+        raise ValueError(f"{where} names columns that the table of {table.shape[1]} does not have: fetch it again")
+    return table[:, chosen.astype(int)]

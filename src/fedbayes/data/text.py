@@ -11,7 +11,7 @@ import numpy as np
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.embedded import fifth_of_each_class
 from fedbayes.data.fetch import find
-from fedbayes.data.formats import unpacked
+from fedbayes.data.formats import fetched, unpacked
 from fedbayes.data.own import from_arrays
 from fedbayes.data.sources import FILES
 
@@ -63,7 +63,8 @@ def thucnews(
         raise ValueError(f"test is 'test' or 'dev', not {test!r}")
     found = find(FILES["thucnews"])
     path = {Path(name).name.split(".")[0]: where for name, where in found.paths.items()}
-    names = tuple(unpacked(path["class"]).decode().split())
+    with fetched(path["class"]):
+        names = tuple(unpacked(path["class"]).decode().split())
     parts = [_lines(path[part], names, label_first=False) for part in ("train", test)]
     return replace(_dataset("thucnews", parts, names, tokens, size, length), note=found.missing)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
+from fedbayes.border import array_in, arrays_in, is_archive, memory, reading, size_of
 from fedbayes.data import Dataset
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
@@ -74,8 +74,8 @@ def read_inputs(source: Path, data: Dataset) -> Tensor:
     no numbers is taken for names, by which the columns are found where the data's own have names.
     """
     x = _csv(source, data.columns) if source.suffix == ".csv" else _numpy(source)
-    if x.dtype.kind not in "fiub":
-        raise InputError(f"{source} must hold numbers, not {x.dtype}; write it with numpy.save")
+    if x.dtype.kind not in "fiub" or not x.ndim:
+        raise InputError(f"{source} must hold rows of numbers, not {x.dtype} {list(x.shape)}; write it with numpy.save")
     if source.suffix == ".csv":
         if x.shape[1] != prod(data.shape):
             raise InputError(
@@ -86,28 +86,25 @@ def read_inputs(source: Path, data: Dataset) -> Tensor:
 
 
 def _numpy(source: Path) -> np.ndarray:
-    try:
-        found = np.load(source, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return found
-        with found:
-            name = "x" if "x" in found.files else found.files[0] if len(found.files) == 1 else None
-            if name is not None:
-                return np.asarray(found[name])
-            held = ", ".join(found.files)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{source} can't be read ({error}); give .npy, .npz or .csv, such as numpy.save writes"
-        ) from error
-    raise InputError(f"{source} holds {held}; name the array of inputs x, or write it alone with numpy.save")
+    mend = "give .npy, .npz or .csv, such as numpy.save writes"
+    with reading(source, mend):
+        size_of(source)
+        archive = is_archive(source)
+    if not archive:
+        return array_in(source, mend)
+    arrays = arrays_in(source, mend)
+    name = "x" if "x" in arrays else next(iter(arrays)) if len(arrays) == 1 else None
+    if name is None:
+        held = ", ".join(arrays)
+        raise InputError(f"{source} holds {held}; name the array of inputs x, or write it alone with numpy.save")
+    return arrays[name]
 
 
 def _csv(source: Path, columns: Sequence[str]) -> np.ndarray:
-    try:
+    with reading(source, "save it as UTF-8 text with a comma between numbers"):
+        size_of(source, memory() // 16)
         with source.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{source} can't be read as text ({error})") from error
     if rows and not all(map(_is_number, rows[0])):
         head, rows = [name.strip() for name in rows[0]], rows[1:]
         rows = _by_name(source, head, rows, columns) if columns else rows
