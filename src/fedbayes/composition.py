@@ -15,7 +15,7 @@ from fedbayes.clients.langevin import COOLING, SCHEDULES, UPLOADS
 from fedbayes.clients.point import point
 from fedbayes.clients.schedules import WITHIN, scheduled
 from fedbayes.clients.variational import KL_WEIGHTS
-from fedbayes.errors import InputError, unknown
+from fedbayes.errors import InputError, shown, unknown
 from fedbayes.federation import NOISE, Program
 from fedbayes.layout import matches
 from fedbayes.model import Augment, Likelihood, Model
@@ -144,7 +144,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             words, fine = REQUIREMENTS[name]
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not number or not fine(value):
-                raise InputError(f"{name} must be {words}, not {value!r}")
+                raise InputError(f"{name} must be {words}, not {shown(value)}")
         if name in CHOICES and isinstance(value, str) and value not in CHOICES[name]:
             raise unknown(name, value, CHOICES[name])
 

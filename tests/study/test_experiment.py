@@ -12,7 +12,7 @@ from fedbayes.study.experiment import KEYS, Experiment, experiment_of, from_toml
 from fedbayes.study.experiments import EXPERIMENTS, find
 
 words = st.text(min_size=1, max_size=12)
-plain = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12)
+plain = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=12)
 values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
 tables = st.recursive(
     st.dictionaries(words, values, max_size=3),

@@ -7,9 +7,9 @@ from functools import wraps
 from inspect import unwrap
 from typing import Any, TypeVar
 
-from fedbayes.composition import Method
-from fedbayes.errors import InputError, unknown
-from fedbayes.refined import OPTIONS, refined
+from fedbayes.composition import CHOICES, Method
+from fedbayes.errors import InputError, shown, unknown
+from fedbayes.refined import OPTIONS, Refinement, refined
 
 Make = TypeVar("Make", bound=Callable[..., Any])
 
@@ -40,20 +40,43 @@ def builds_on(*bases: Callable[..., Any]) -> Callable[[Make], Make]:
 
 def option_names(make: Callable[..., Any]) -> list[str]:
     """The options that a method takes, those of the methods it builds on included."""
+    return list(defaults(make))
+
+
+def defaults(make: Callable[..., Any]) -> dict[str, Any]:
+    """The options that a method takes, with their defaults."""
     plain = unwrap(make)
-    names = list(plain.__kwdefaults__ or {}) + (list(OPTIONS) if plain is not make else [])
+    own = dict(plain.__kwdefaults__ or {})
+    if plain is not make:
+        own |= {name: field.default for name, field in Refinement.__dataclass_fields__.items()}
     for base in getattr(make, "bases", ()):
-        names += [n for n in option_names(base) if n not in names]
-    return names
+        own |= {name: value for name, value in defaults(base).items() if name not in own}
+    return own
 
 
 def call(make: Callable[..., Method], options: dict[str, Any]) -> Method:
     """A method by its maker, each option checked by name."""
-    known = option_names(make)
-    for name in options:
+    known = defaults(make)
+    for name, value in options.items():
         if name not in known:
             raise unknown(f"option of {make.__name__}", name, known)
+        _check_kind(name, value, known[name])
     return make(**options)
+
+
+def _check_kind(name: str, value: Any, default: Any) -> None:
+    """Refuse a plain value of another kind than the default's: true or false, text, a list of names."""
+    if isinstance(default, bool):
+        words, fine = "true or false", isinstance(value, bool)
+    elif isinstance(default, tuple):
+        words = "a list of names"
+        fine = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+    elif isinstance(default, str) or (default is None and name in CHOICES):
+        words, fine = "text", not isinstance(value, bool | int | float | list | tuple | Mapping)
+    else:
+        return
+    if not fine:
+        raise InputError(f"{name} must be {words}, not {shown(value)}")
 
 
 def refuse(method: str, options: Mapping[str, Any], name: str, why: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -10,13 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbayes.errors import InputError, unknown
+from fedbayes.border import memory, size_text
+from fedbayes.errors import InputError, one_line, shown, unknown
 from fedbayes.networks import distilled
 from fedbayes.networks.resnet import resnet, resnet18, resnet34
 from fedbayes.networks.wide import lenet, wide_resnet
 from fedbayes.noise import seeded
 
 Shape = Sequence[int]
+LARGEST, DEEPEST = 10**7, 10**4  # channels or words of a layer; layers
+COPIES = 4  # of the weights that training holds at least: theirs, a client's, a gradient, a sum
 
 
 def linear(shape: Shape, outputs: int) -> nn.Module:
@@ -134,5 +137,28 @@ def network_named(name: str, shape: Shape, outputs: int, *, seed: int = 0, **opt
     for option in options:
         if option not in known:
             raise unknown(f"option of network {name}", option, known)
+    _check_size(name, shape, outputs, options)
     with seeded(seed, "network", name):
         return NETWORKS[name](shape, outputs, **options)
+
+
+def _check_size(name: str, shape: Shape, outputs: int, options: Mapping[str, object]) -> None:
+    """Build it without memory first: sizes that make no network, or none that fits in here, are said before."""
+    for option, value in options.items():
+        if any(isinstance(v, int) and v > LARGEST for v in (value if isinstance(value, list | tuple) else [value])):
+            raise InputError(f"network {name}: {option} must be at most {LARGEST}, not {shown(value)}")
+        if option == "depth" and isinstance(value, int) and value > DEEPEST:
+            raise InputError(f"network {name}: depth must be at most {DEEPEST}, not {value}")
+    try:
+        with torch.device("meta"):
+            network = NETWORKS[name](shape, outputs, **options)
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+        raise InputError(f"network {name} can't be built with {dict(options)}: {one_line(error)}") from error
+    size = sum(weight.numel() * weight.element_size() for weight in network.parameters())
+    if COPIES * size > memory():
+        raise InputError(
+            f"network {name} would have weights of {size_text(size)}, and training holds some {COPIES} times as much; "
+            f"this machine has {size_text(memory())}: lower {', '.join(options) or 'the size of its inputs'}"
+        )

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch import nn
 from fedbayes.data import Clients, Dataset, from_clients
 from fedbayes.data import load as load_data
 from fedbayes.data.partition import PARTITIONS
-from fedbayes.errors import InputError, unknown
+from fedbayes.errors import InputError, one_line, unknown
 from fedbayes.methods import METHODS, Method, method_named, option_names
 from fedbayes.model import LIKELIHOODS, Likelihood
 from fedbayes.networks.dropout import with_dropout
@@ -103,7 +104,8 @@ def method_of(x: Experiment) -> Method:
         if options:
             raise InputError(f"options: {x.method} is a finished method and takes none; name a function that makes it")
         return made
-    method = made(**options)
+    with users_code("method", x.method):
+        method = made(**options)
     if not isinstance(method, Method):
         raise InputError(f"method {x.method} gave a {type(method).__name__}; it must give a fedbayes.methods.Method")
     return method
@@ -123,7 +125,8 @@ def data_of(x: Experiment) -> Any:
         data: Any = imported(x.data, "data") if ":" in x.data else load_data(x.data, **x.data_options)
         if asks_for_client(data):
             return (alone if x.engine == FLOWER else everybody)(data, x.data_options, x.clients)
-        return data(**x.data_options) if callable(data) else data
+        with users_code("data", x.data):
+            return data(**x.data_options) if callable(data) else data
 
 
 def keeps_apart(x: Experiment) -> bool:
@@ -178,7 +181,7 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
         if isinstance(made, nn.Module):
             return made
         where = torch.device("cuda") if torch.cuda.is_available() else None  # a user's network may be made there
-        with seeded(x.seed, "network", x.network, device=where):
+        with seeded(x.seed, "network", x.network, device=where), users_code("network", x.network):
             needed = [p for p in _parameters(made) if p.default is p.empty and p.name not in x.network_options]
             network = made(*(data.shape, data.classes)[: len(needed)], **x.network_options)
     if not isinstance(network, nn.Module):
@@ -198,7 +201,11 @@ def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:
     with naming("likelihood"):
         if ":" in name:
             made = imported(name, "likelihood")
-            return made if isinstance(made, Likelihood) else made(**x.likelihood_options)
+            with users_code("likelihood", name):
+                likelihood = made if isinstance(made, Likelihood) else made(**x.likelihood_options)
+            if not isinstance(likelihood, Likelihood):
+                raise InputError(f"likelihood {name} gave a {type(likelihood).__name__}; it must give a Likelihood")
+            return likelihood
         if name not in LIKELIHOODS:
             raise unknown("likelihood", name, LIKELIHOODS)
         return _call(LIKELIHOODS[name], x.likelihood_options, f"likelihood {name}")
@@ -211,15 +218,33 @@ def imported(path: str, what: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module)
+        with users_code(what, path):
+            found: Any = importlib.import_module(module)
         for step in name.split("."):
             found = getattr(found, step)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(
-            f"{what} {path!r} can't be imported ({error}); write package.module:object, "
+            f"{what} {path!r} can't be imported ({one_line(error)}); write package.module:object, "
             "and run where the module can be found"
         ) from error
     return found
+
+
+@contextmanager
+def users_code(what: str, path: str) -> Iterator[None]:
+    """The user's own code at work: an error that it did not mean as a message is said in one line with its place."""
+    try:
+        yield
+    except (ImportError, ValueError, TypeError, FileNotFoundError):
+        raise
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"{what} {path} failed in {last.filename}, line {last.lineno} ({type(error).__name__}: {one_line(error)}); "
+            "mend it there, --debug shows the way to it"
+        ) from error
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedbayes.errors import InputError, unknown
+from fedbayes.border import reading, text_of
+from fedbayes.errors import InputError, one_line, shown, unknown
 from fedbayes.study import toml
 
 Table = Mapping[str, Any]
@@ -86,7 +88,7 @@ def _whole(least: int) -> Callable[[Any], bool]:
 
 
 def _number(v: Any) -> bool:
-    return isinstance(v, int | float) and not isinstance(v, bool)
+    return isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
 
 
 def _words(v: Any) -> bool:
@@ -98,6 +100,10 @@ NAMES = ("a list of names", _words)
 SHARE = ("a share in [0, 1)", lambda v: _number(v) and 0 <= v < 1)
 TABLE = ("a table of options", lambda v: isinstance(v, Mapping))
 AT_LEAST_1 = ("a whole number of at least 1", _whole(1))
+
+WRITTEN = ("data", "network", "partition", "clients", "method", "rounds", "seed")  # in every run folder
+DEEPEST = 8  # levels of tables and lists
+LONGEST = 50  # dots in a word
 
 # Each key's requirement, in words and as a test.
 KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -146,7 +152,8 @@ def experiment_of(table: Table, where: str = "experiment") -> Experiment:
             raise unknown(f"key in {where}", key, KEYS)
         words, fine = KEYS[key]
         if not fine(v):
-            raise InputError(f"{where}: {key} must be {words}, not {v!r}")
+            raise InputError(f"{where}: {key} must be {words}, not {shown(v)}")
+        _check_plain(v, f"{where}: {key}")
     made: dict[str, Any] = {
         k: tuple(v) if KEYS[k] is NAMES else float(v) if KEYS[k] is SHARE else v for k, v in table.items()
     }
@@ -156,6 +163,21 @@ def experiment_of(table: Table, where: str = "experiment") -> Experiment:
         if "method" not in table:
             experiment = replace(experiment, method=experiment.methods[-1])
     return experiment
+
+
+def _check_plain(v: Any, where: str, depth: int = 0) -> None:
+    """Refuse what no option can be: dates, numbers that are none or beyond 64 bits, nests without end."""
+    if depth > DEEPEST:
+        raise InputError(f"{where} holds tables or lists nested more than {DEEPEST} deep; write it flat")
+    if isinstance(v, Mapping | list | tuple):
+        for inner in v.values() if isinstance(v, Mapping) else v:
+            _check_plain(inner, where, depth + 1)
+    elif isinstance(v, float) and math.isnan(v):
+        raise InputError(f"{where} holds nan; give a number")
+    elif isinstance(v, int) and not -(2**63) <= v < 2**63:
+        raise InputError(f"{where} holds {shown(v)}; whole numbers end at 64 bits")
+    elif not isinstance(v, str | int | float):
+        raise InputError(f"{where} holds a {type(v).__name__}; give text, numbers, true or false, lists or tables")
 
 
 def _check_comparison(experiment: Experiment, where: str, given: bool) -> None:
@@ -186,24 +208,37 @@ def to_toml(experiment: Experiment) -> str:
     return toml.dumps(table_of(experiment))
 
 
+def table_in(text: str, where: str) -> dict[str, Any]:
+    """The table of a TOML text."""
+    if any(step.count(".") > LONGEST for step in re.split(r"""[\s=,#"'{}\[\]]+""", text)):
+        raise InputError(f"{where} has a key of more than {LONGEST} steps; write it flat")  # tomllib takes hours
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not valid TOML: {one_line(error)}; mend it there") from error
+
+
 def from_toml(text: str, where: str = "experiment") -> Experiment:
     """A record from TOML text."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{where} is not valid TOML: {error}") from error
-    return experiment_of(table, where)
+    return experiment_of(table_in(text, where), where)
 
 
 def read(path: str | Path) -> Experiment:
     """A record from a TOML file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}; give a TOML file or the name of an experiment") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} can't be read as text: {error}") from error
+    if not Path(path).exists():
+        raise InputError(f"there is no file {path}; give a TOML file or the name of an experiment")
+    with reading(path, "give a small UTF-8 file of TOML", "can't be read as text"):
+        text = text_of(path)
     return from_toml(text, str(path))
+
+
+def read_whole(path: str | Path) -> Experiment:
+    """A record from a file that `to_toml` wrote: nothing that it always writes may be missing."""
+    experiment = read(path)
+    table = tomllib.loads(text_of(path))
+    if missing := [key for key in WRITTEN if key not in table]:
+        raise InputError(f"{path} has lost its {missing[0]}; put it back from a copy, or start anew in another folder")
+    return experiment
 
 
 def with_settings(
@@ -241,7 +276,7 @@ def _parse(text: str, key: str) -> Any:
     for written in (text, _with_all_digits(text)):
         try:
             return tomllib.loads(f"v = {written}")["v"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             continue
     if key in KEYS and KEYS[key] is NAMES:
         return [word.strip() for word in text.split(",") if word.strip()]
