@@ -39,11 +39,16 @@ def paths(folder: Path) -> list[Path]:
     return sorted((folder / "checkpoints").glob("round-*.safetensors"))
 
 
+def name_of(folder: Path, number: int) -> Path:
+    """The checkpoint of a round."""
+    return folder / "checkpoints" / f"round-{number:06d}.safetensors"
+
+
 def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, own: Mapping[str, Any]) -> None:
     """Commit a round; after this call a crash costs nothing before it."""
     best = progress.best
     sealed.write(
-        folder / "checkpoints" / f"round-{progress.state.round:06d}.safetensors",
+        name_of(folder, progress.state.round),
         {
             ROW: {
                 "config": to_toml(experiment),
@@ -72,6 +77,11 @@ def read(path: Path, experiment: Experiment, task: Task) -> Checkpoint:
             f"checkpoint {path} can't be used: {error}; put it back from a copy, "
             "or delete it to go on from the one before"
         ) from error
+    if path != name_of(path.parent.parent, row["round"]):
+        raise InputError(
+            f"checkpoint {path} holds round {row['round']}, not the round of its name; put it back from a copy, "
+            "or delete it to go on from the one before"
+        )
     then = from_toml(row["config"], str(path))
     _check_config(path, experiment, then)
     best = None if row["best"] is None else Best(**row["best"])

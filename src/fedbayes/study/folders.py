@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedbayes import border
 from fedbayes.errors import InputError
 from fedbayes.study import journal
 from fedbayes.study.experiment import Experiment, folder_name, read
+from fedbayes.study.shapes import CHECKS
 
 Arrays = dict[str, np.ndarray]
 
@@ -64,13 +65,12 @@ def arrays_in(path: Path) -> Arrays:
     """The arrays of an .npz file; none where it is missing."""
     if not path.is_file():
         return {}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{path} can't be read ({error}); delete it and run `fedbayes resume {path.parent}`"
-        ) from error
+    mend = f"delete it and run `fedbayes resume {path.parent}`"
+    arrays = border.arrays_in(path, mend)
+    if path.name in CHECKS:
+        with border.reading(path, mend):
+            CHECKS[path.name](arrays)
+    return arrays
 
 
 def _run(name: str, folder: Path, experiment: Experiment) -> RunFiles:

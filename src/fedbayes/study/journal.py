@@ -6,11 +6,12 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedbayes.errors import InputError
+from fedbayes.border import reading, size_of
+from fedbayes.errors import InputError, shown
 from fedbayes.files import write_atomically
 
 Record = dict[str, Any]
@@ -34,26 +35,88 @@ def read(folder: Path) -> list[Record]:
     path = folder / LINES
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    with reading(path, "put the file back from a copy"):
+        size_of(path)
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    whole = lines[:-1]  # what follows the last line's end is nothing, or was cut short
+    if lines[-1] and _is_json(lines[-1]):
+        whole = lines
     records: list[Record] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise InputError(f"{path}, line {number} is not JSON; put the file back from a copy") from error
+    for number, line in enumerate(whole, 1):
+        if not _is_json(line):
+            raise InputError(f"{path}, line {number} is not JSON; put the file back from a copy")
+        record = json.loads(line)
+        if fault := _fault(record, number):
+            raise InputError(
+                f"{path}, line {number} is not the record of round {number} ({fault}); put the file back from a copy"
+            )
+        records.append(record)
     return records
 
 
-def cut(folder: Path, rounds: int) -> list[Record]:
-    """Drop the rounds after a checkpoint's, and give those that stay."""
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _fault(record: Any, number: int) -> str:
+    """What is wrong with a round's record for those who count on the kinds of its values; nothing: it is fine."""
+    if not isinstance(record, dict):
+        return "it is no table"
+    if record.get("round") != number:
+        return f"it is of round {shown(record.get('round'))}"
+    wrong = [key for key, fine in FIELDS.items() if key in record and not fine(record[key])]
+    return f"{wrong[0]} is {shown(record[wrong[0]])}" if wrong else ""
+
+
+def _number(v: Any) -> bool:
+    return isinstance(v, int | float) and not isinstance(v, bool)
+
+
+def _scores(v: Any) -> bool:
+    return isinstance(v, dict) and all(_number(score) for score in v.values())
+
+
+def _words(v: Any) -> bool:
+    return isinstance(v, list) and all(isinstance(word, str) for word in v)
+
+
+def _reasons(v: Any) -> bool:
+    return isinstance(v, dict) and all(isinstance(why, str) for why in v.values())
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "cohort": _number,
+    "bytes_down": _number,
+    "bytes_up": _number,
+    "train": lambda v: isinstance(v, dict),
+    "stopped": lambda v: isinstance(v, str),
+    "seconds": _number,
+    "test": _scores,
+    "validation": _scores,
+    "personal": _scores,
+    "notes": _words,
+    "left_out": _reasons,
+}
+
+
+def upto(folder: Path, rounds: int) -> list[Record]:
+    """The rounds up to a checkpoint's, which must all be there."""
     records = read(folder)
     if len(records) < rounds:
         raise InputError(
             f"{folder / LINES} ends at round {len(records)}, the checkpoint is of round {rounds}; "
             "put the journal back from a copy, or start anew in another folder"
         )
-    kept = records[:rounds]
+    return records[:rounds]
+
+
+def cut(folder: Path, rounds: int) -> list[Record]:
+    """Drop the rounds after a checkpoint's, and give those that stay."""
+    kept = upto(folder, rounds)
     lines = "".join(json.dumps(record) + "\n" for record in kept)
     path = folder / LINES
     if not path.is_file() or path.read_bytes() != lines.encode():

@@ -1,10 +1,12 @@
-"""Files of rows that have one structure: each tensor stacked over the rows, a checksum a row.
+"""Files of rows that have one structure: each tensor stacked over the rows, and a checksum for each row.
 
-They are safetensors files; reading a row costs its own bytes, whatever the file holds beside it.
+They are safetensors files; reading a row costs its own bytes, whatever the file holds beside it. The checksum is of the
+row and its place, the file's name and the row's number: a row that was put in the place of another is noticed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -18,11 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedbayes.errors import InputError
+from fedbayes.border import size_of
+from fedbayes.errors import InputError, one_line
 from fedbayes.files import write_atomically
 from fedbayes.study.sealed import BROKEN, checksum, structure, value_of
 
-VERSION = 1
+VERSION = 2  # 1 had checksums of rows without their places
 SUMS, FIELD = "checksums", "row/"
 # What safetensors calls them.
 DTYPES = {
@@ -66,7 +69,8 @@ class Row(NamedTuple):
 
 def write(path: Path, rows: Sequence[Row]) -> None:
     """Write rows of one kind, as one file or none; no more than the rows themselves is held in memory."""
-    sums = [torch.tensor(list(bytes.fromhex(row.sum)), dtype=torch.uint8) for row in rows]
+    seals = [_seal(path, number, row.sum) for number, row in enumerate(rows)]
+    sums = [torch.tensor(list(seal), dtype=torch.uint8) for seal in seals]
     columns = {FIELD + name: [row.tensors[name] for row in rows] for name in rows[0].tensors} | {SUMS: sums}
     about = json.dumps({"version": VERSION, "structure": rows[0].shape})
     header: dict[str, Any] = {"__metadata__": {"fedbayes.rows": about}}
@@ -82,6 +86,11 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     write_atomically(path, chain([len(text).to_bytes(8, "little"), text], pieces))
 
 
+def _seal(path: Path, number: int, sum: str) -> bytes:
+    """The checksum of a row in its place."""
+    return hashlib.blake2b(f"{path.name} {number} {sum}".encode(), digest_size=16).digest()
+
+
 class Column(NamedTuple):
     """Where a file has the tensors of one name, row after row."""
 
@@ -94,24 +103,21 @@ class Column(NamedTuple):
 def read(path: Path, numbers: Sequence[int]) -> list[Row]:
     """Some rows of a file, each compared with its checksum; ValueError where it is not what was written."""
     try:
+        size_of(path)
         with path.open("rb", buffering=0) as file:
             structure, columns = _header(file)
-            made = [_row(file, columns, number, structure) for number in numbers]
+            return [_row(path, file, columns, number, structure) for number in numbers]
     except InputError:
         raise
-    except (*BROKEN, ValueError) as error:
-        raise ValueError(f"it is cut short or not a file of rows ({type(error).__name__})") from error
-    for row in made:
-        if checksum(row.shape, row.tensors) != row.sum:
-            raise ValueError("its checksum does not match its content")
-    return made
+    except BROKEN as error:
+        raise ValueError(f"it is cut short or not a file of rows ({one_line(error)})") from error
 
 
 def expect(path: Path, numbers: Sequence[int]) -> None:
     """Have the system load some rows of a file, which will be read soon; no more than a wish."""
     if not hasattr(os, "posix_fadvise"):
         return
-    with suppress(OSError, ValueError, *BROKEN), path.open("rb", buffering=0) as file:
+    with suppress(*BROKEN), path.open("rb", buffering=0) as file:
         for column in _header(file)[1].values():
             for number in numbers:
                 os.posix_fadvise(
@@ -122,21 +128,26 @@ def expect(path: Path, numbers: Sequence[int]) -> None:
 def _header(file: FileIO) -> tuple[str, dict[str, Column]]:
     """The structure of the rows, and the columns."""
     length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
-    if not 0 < length <= os.fstat(file.fileno()).st_size - 8:
+    most = os.fstat(file.fileno()).st_size - 8 - length
+    if length <= 0 or most < 0:
         raise ValueError("no header")
     header = json.loads(os.pread(file.fileno(), length, 8))
     about = json.loads(header.pop("__metadata__")["fedbayes.rows"])
     if about["version"] > VERSION:
-        raise InputError(f"{file.name} was written by a newer fedbayes (format {about['version']})")
+        raise InputError(f"{file.name} was written by a newer fedbayes (format {about['version']}); update fedbayes")
+    if about["version"] < VERSION:
+        raise InputError(f"{file.name} was written by an earlier fedbayes; start anew in another folder")
     columns = {}
     for name, entry in header.items():
-        dtype, (start, _), (_, *shape) = KINDS[entry["dtype"]], entry["data_offsets"], entry["shape"]
+        dtype, (start, end), (count, *shape) = KINDS[entry["dtype"]], entry["data_offsets"], entry["shape"]
         size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+        if not 0 <= start <= end <= most or count * size != end - start:
+            raise ValueError(f"{name} is said to be where the file has no such bytes")
         columns[name] = Column(8 + length + start, size, dtype, tuple(shape))
     return about["structure"], columns
 
 
-def _row(file: FileIO, columns: Mapping[str, Column], number: int, shape: str) -> Row:
+def _row(path: Path, file: FileIO, columns: Mapping[str, Column], number: int, shape: str) -> Row:
     cut = {}
     for name, column in columns.items():
         # Not mapped: where a page is not in memory, a fault for each costs ten times as much.
@@ -145,8 +156,12 @@ def _row(file: FileIO, columns: Mapping[str, Column], number: int, shape: str) -
             raise ValueError("too short")
         empty = torch.empty(0, dtype=column.dtype)
         cut[name] = (torch.frombuffer(data, dtype=column.dtype) if data else empty).reshape(column.shape)
-    written = bytes(cut.pop(SUMS).tolist()).hex()
-    return Row(shape, {name.removeprefix(FIELD): t for name, t in cut.items()}, written)
+    written = bytes(cut.pop(SUMS).tolist())
+    tensors = {name.removeprefix(FIELD): t for name, t in cut.items()}
+    row = Row(shape, tensors, checksum(shape, tensors))
+    if _seal(path, number, row.sum) != written:
+        raise ValueError("its checksum does not match its content")
+    return row
 
 
 def value(row: Row, device: torch.device | str = "cpu") -> Any:

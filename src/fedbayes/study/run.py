@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from fedbayes.data import Clients
 from fedbayes.errors import InputError
 from fedbayes.study import checkpoint, evaluation, journal, samples
 from fedbayes.study.build import FLOWER, build, check_tables, clients_of
-from fedbayes.study.experiment import Experiment, folder_name, read, table_of, to_toml
+from fedbayes.study.experiment import Experiment, folder_name, read_whole, table_of, to_toml
 from fedbayes.study.own import OwnFiles
 from fedbayes.study.recording import CONFIG, Recording, write_once
 from fedbayes.trained import Run
@@ -112,8 +113,15 @@ def load(
     task = build(here, network=network, clients=clients)
     progress, index, widths = checkpoint.read(found[-1], here, task)
     task.go_on_with(widths)
+    if not task.done(progress):
+        warnings.warn(
+            f"{folder} is not finished: this is round {progress.state.round} of {task.rounds}; "
+            f"`fedbayes resume {folder}` goes on",
+            UserWarning,
+            stacklevel=2,
+        )
     own = OwnFiles(folder / "own", task.device, index)
-    return Run(task, progress, journal.read(folder)[: progress.state.round], own)
+    return Run(task, progress, journal.upto(folder, progress.state.round), own)
 
 
 def experiment_in(folder: str | Path) -> Experiment:
@@ -121,7 +129,23 @@ def experiment_in(folder: str | Path) -> Experiment:
     path = Path(folder) / CONFIG
     if not path.is_file():
         raise InputError(f"{folder} is no run folder: it has no {CONFIG}; give the folder that `fedbayes run` wrote")
-    return read(path)
+    experiment = read_whole(path)
+    _check_belongs(experiment, Path(folder))
+    return experiment
+
+
+def _check_belongs(experiment: Experiment, folder: Path) -> None:
+    """Refuse a config that does not name the runs of its folder: going on would begin another beside them."""
+    names = {folder_name(method) for method in experiment.methods}
+    runs = {path.parent.name for path in folder.glob("*/checkpoints")}
+    if strange := sorted(runs - names):
+        raise InputError(
+            f"{folder} holds a run of {strange[0]}, which {folder / CONFIG} does not name; put it back from a copy"
+        )
+    if names and checkpoint.paths(folder):
+        raise InputError(
+            f"{folder} holds one run, and {folder / CONFIG} names {len(names)} methods; put it back from a copy"
+        )
 
 
 def train(
@@ -179,7 +203,7 @@ def refuse_another(experiment: Experiment, folder: Path) -> None:
         if any(not path.name.startswith(".") for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty and holds no run; give another --output")
         return
-    there, ours = table_of(read(folder / CONFIG).settled), table_of(experiment.settled)
+    there, ours = table_of(experiment_in(folder).settled), table_of(experiment.settled)
     changed = sorted(k for k in {*there, *ours} if there.get(k) != ours.get(k))
     if changed:
         raise InputError(
@@ -197,7 +221,10 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    path = folder / ".lock"
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no regular file; delete it")
+    with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

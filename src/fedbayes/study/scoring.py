@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedbayes import calibrate
 from fedbayes import scores as of
+from fedbayes.border import FAULTS, text_of
 from fedbayes.data import Clients
 from fedbayes.errors import InputError
 from fedbayes.files import write_atomically
@@ -31,6 +32,7 @@ from fedbayes.study.run import experiment_in, load
 from fedbayes.trained import Run
 
 FILE = "scores.json"
+LONGEST = 1 << 28  # bytes of it
 OOD_FILE = "ood.npz"
 ABOUT = ("data", "rows", "rounds", "draws", "repeats")
 
@@ -190,11 +192,17 @@ def _union(sites: Iterable[Tensor]) -> Tensor:
 def _earlier(folder: Path, scores: Scores) -> Any:
     """The OOD tables of an earlier evaluation of the same posterior with as many draws."""
     try:
-        before = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError):
+        before = json.loads(text_of(folder / FILE, LONGEST))
+        same = all(before[key] == scores[key] for key in ("rounds", "draws"))
+        return before["ood"] if same and _is_table(before["ood"]) else None
+    except FAULTS:
         return None
-    same = all(before.get(key) == scores[key] for key in ("rounds", "draws"))
-    return before.get("ood") if same else None
+
+
+def _is_table(tables: Any) -> bool:
+    """Whether OOD tables are as `score_outside` gives them."""
+    notes = tables["notes"]
+    return isinstance(tables["tables"], dict) and isinstance(notes, list) and all(isinstance(n, str) for n in notes)
 
 
 def _plain(value: Any) -> Any:

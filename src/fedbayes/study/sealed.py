@@ -14,14 +14,15 @@ from safetensors.torch import load as unpack_safetensors
 from safetensors.torch import save as pack_safetensors
 from torch import Tensor
 
-from fedbayes.errors import InputError
+from fedbayes.border import FAULTS, size_of
+from fedbayes.errors import InputError, one_line
 from fedbayes.files import write_atomically
 from fedbayes.layout import Layout
 from fedbayes.posterior import KINDS
 
 VERSION = 1
 PLAIN = (bool, int, float, str, type(None))
-BROKEN = (SafetensorError, KeyError, TypeError, IndexError, json.JSONDecodeError, UnicodeDecodeError)
+BROKEN = (SafetensorError, *FAULTS)
 
 
 def write(path: Path, rows: Mapping[str, Any]) -> None:
@@ -49,12 +50,15 @@ def pack(rows: Mapping[str, Any]) -> bytes:
 def read(path: Path, row: str, device: torch.device | str = "cpu") -> Any:
     """One row of a file, its checksum compared; ValueError where the file is not whole."""
     try:
+        size_of(path)
         with safe_open(str(path), "pt") as file:
             header = json.loads((file.metadata() or {})["fedbayes"])
             names = [name for name in file.keys() if name.startswith(f"{row}/")]  # noqa: SIM118  (not a mapping)
             return _row(header, row, {name: file.get_tensor(name) for name in names}, device, str(path))
+    except InputError:
+        raise
     except BROKEN as error:
-        raise ValueError(f"it is cut short or not a file of fedbayes ({type(error).__name__})") from error
+        raise ValueError(f"it is cut short or not a file of fedbayes ({one_line(error)})") from error
 
 
 def unpack(data: bytes, row: str, device: torch.device | str = "cpu") -> Any:
@@ -64,7 +68,7 @@ def unpack(data: bytes, row: str, device: torch.device | str = "cpu") -> Any:
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedbayes"])
         tensors = unpack_safetensors(data)
     except BROKEN as error:
-        raise ValueError(f"it is cut short or not of fedbayes ({type(error).__name__})") from error
+        raise ValueError(f"it is cut short or not of fedbayes ({one_line(error)})") from error
     return _row(header, row, {name: t for name, t in tensors.items() if name.startswith(f"{row}/")}, device, "it")
 
 

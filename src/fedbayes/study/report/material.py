@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbayes.errors import InputError
+from fedbayes.border import FAULTS, text_of
+from fedbayes.errors import InputError, one_line
 from fedbayes.study import journal
-from fedbayes.study.experiment import Experiment, experiment_of, folder_name, read
+from fedbayes.study.experiment import Experiment, experiment_of, folder_name, read, table_in
 from fedbayes.study.folders import Arrays, RunFiles, arrays_in
 from fedbayes.study.report.charts import Curve
 from fedbayes.study.report.drawing import COLOURS, DASHES, Drawing
 from fedbayes.study.report.numbers import PARTS, kind_of
 
 CONFIG = "config.toml"
+LONGEST = 1 << 28  # bytes of a JSON file
 
 
 class Shown(NamedTuple):
@@ -165,8 +166,8 @@ def _experiment(path: Path, missing: list[str]) -> Experiment:
     except InputError as error:
         missing.append(f"{error}. The rest of that file is used.")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except tomllib.TOMLDecodeError:
+        table = table_in(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    except InputError:
         return replace(Experiment(), method=path.parent.name)
     kept = {}
     for key, value in table.items():
@@ -191,20 +192,25 @@ def _stages(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        return [{"labelled": int(s["labelled"]), "scores": dict(s["scores"])} for s in json.loads(path.read_text())]
-    except (ValueError, KeyError, TypeError) as error:
-        missing.append(f"{path} can't be read ({type(error).__name__}: {error}); put it back from a copy.")
+        stages = json.loads(text_of(path, LONGEST))
+        return [{"labelled": int(s["labelled"]), "scores": _numbers(s["scores"])} for s in stages]
+    except FAULTS as error:
+        missing.append(f"{path} can't be read ({one_line(error)}); put it back from a copy.")
         return []
+
+
+def _numbers(table: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in table.items()}
 
 
 def _errors(path: Path, missing: list[str]) -> dict[str, float]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["scores"]
+        found = json.loads(text_of(path, LONGEST))["scores"]
         return {name: float(row["error"]) for name, row in found.items() if row.get("error")}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        missing.append(f"{path} can't be read ({type(error).__name__}: {error}); `fedbayes evaluate` writes it anew.")
+    except FAULTS as error:
+        missing.append(f"{path} can't be read ({one_line(error)}); `fedbayes evaluate` writes it anew.")
         return {}
 
 
