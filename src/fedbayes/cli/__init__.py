@@ -15,14 +15,16 @@ import typer
 
 import fedbayes
 from fedbayes.cli import train, use, published, lists, federate
+from fedbayes.cli.plain import make_safe
 from fedbayes.cli.shared import app
-from fedbayes.errors import InputError
+from fedbayes.errors import InputError, printable
 
 __all__ = ["app", "federate", "lists", "main", "published", "train", "use"]
 
 
 def main() -> None:
     """Run the command line: input errors are one line and exit code 2, Ctrl-C is 130."""
+    make_safe(sys.stdout, sys.stderr)
     debug = "--debug" in sys.argv
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     try:
@@ -30,7 +32,7 @@ def main() -> None:
     except InputError as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader of a pipe has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
