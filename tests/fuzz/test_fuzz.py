@@ -1,0 +1,30 @@
+"""A short pass of the fuzzers; `make fuzz` makes the long one."""
+
+import collections
+
+import data_files
+import experiment_files
+import pytest
+import run_folders
+from harness import verdicts
+
+# Seeds that met a fault once, beside the first ones.
+PASSES = {
+    "experiments": (experiment_files.case, None, [*range(60), 68, 195, 202, 212, 406]),
+    "data": (data_files.case, data_files.trained, [*range(40), 81, 192, 264, 338, 432]),
+    "folders": (run_folders.case, run_folders.home, [*range(40), 443]),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_damaged_files_are_refused_in_one_line_or_do_no_harm(name):
+    case, prepare, seeds = PASSES[name]
+    counts: collections.Counter[str] = collections.Counter()
+    failures = {}
+    for seed, verdict in verdicts(case, seeds, prepare=prepare):
+        counts[verdict.kind] += 1
+        if not verdict.fine:
+            failures[seed] = verdict
+    assert not failures
+    assert counts["done"] > 3  # else it only tries the first check
+    assert counts["refused"] > 3
