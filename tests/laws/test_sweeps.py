@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fedbayes.clients.client import Info
 from fedbayes.data import Clients, Dataset
 from fedbayes.data.ragged import Ragged
+from fedbayes.engine.infos import Constants
+from fedbayes.engine.steps import own_memory
 from fedbayes.methods import METHODS, option_names
 from fedbayes.study.build import build
 from fedbayes.study.experiment import Experiment
@@ -177,6 +180,33 @@ def differences(method: str, sweep: str) -> dict[str, tuple[float, str]]:
 def test_a_sweep_equals_its_members_run_alone(method: str, sweep: str) -> None:
     gaps = differences(method, sweep)
     assert not {name: gap for name, gap in gaps.items() if gap[0] > TOLERANCE}
+
+
+def test_constants_that_members_have_in_common_are_held_once() -> None:
+    one, other = (built(member("fedper", seed=s, frozen=("0.*",), body=1)).program for s in (0, 1))
+    alike, apart = Constants.of([one, other]), Constants.of([one, built(member("fedper", frozen=("0.*",))).program])
+    assert alike.axes == {"frozen": None}
+    assert alike.values["frozen"]["0.weight"] is one.model.frozen["frozen"]["0.weight"]
+    assert apart.axes == {"frozen": 0}
+    assert apart.values["frozen"]["0.weight"].shape == (2, 5, 6)
+    info = Info({}, {}, torch.zeros(()), torch.ones(2), (), {"frozen": alike.values["frozen"], "own": torch.ones(2)})
+    kept = own_memory(info, {"frozen": None, "own": 0})
+    assert kept.constants["frozen"]["0.weight"] is info.constants["frozen"]["0.weight"]
+    assert kept.constants["own"] is not info.constants["own"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("method", "sweep", "compile"),  # methods of points: a GPU's own noise depends on who is trained beside
+    [("fedavg", "one client", "off"), ("fedper", "frozen layer", "graph"), ("fedper", "frozen weights", "graph")],
+)
+def test_so_it_does_on_a_gpu(method: str, sweep: str, compile: str) -> None:
+    there = {"device": "cuda", "compile": compile}
+    members = [one._replace(experiment=replace(one.experiment, **there)) for one in sweeps(method)[sweep].values()]
+    for one, ours in zip(members, trained_together(members)):
+        alone = trained_alone(one)
+        assert max(difference(ours[n], alone[n]) for n in alone) <= TOLERANCE
 
 
 def main() -> None:

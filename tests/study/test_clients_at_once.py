@@ -58,11 +58,16 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(Steps, "run", small)
 
 
-def test_a_run_that_memory_was_once_too_short_for_goes_on_in_small_chunks(sizes, tmp_path, monkeypatch) -> None:
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_a_run_that_memory_was_once_too_short_for_goes_on_in_small_chunks(device, sizes, tmp_path, monkeypatch) -> None:
+    x = replace(FAST, device=device)
     with monkeypatch.context() as patch:
         short_of_memory(patch, 3)
-        run(FAST, tmp_path / "whole")
-        cut_in_half(FAST, tmp_path / "cut")
+        run(x, tmp_path / "whole")
+        cut_in_half(x, tmp_path / "cut")
     sizes.clear()
     went_on = resume(tmp_path / "cut")["feduab"]  # there is memory enough by now
     assert max(sizes) == 3

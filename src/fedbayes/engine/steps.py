@@ -238,7 +238,7 @@ class Graph:
     def __init__(self, step: Callable[..., Any], work: Work, state: Any) -> None:
         device = work.store.x.device
         self.state = tree_map(torch.clone, state)
-        self.info = _cloned(work.info, work.together.info.constants)
+        self.info = own_memory(work.info, work.together.info.constants)
         self.table = Table(*(None if t is None else t.to(device, copy=True) for t in work.table))  # type: ignore[arg-type]
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -282,7 +282,7 @@ class Graph:
         return tree_map(torch.clone, self.state)
 
 
-def _cloned(info: Info, axes: Mapping[str, int | None] | None) -> Info:
+def own_memory(info: Info, axes: Mapping[str, int | None] | None) -> Info:
     """In memory of its own, but for constants that all clients share: a frozen body may be large, and never changes."""
     shared = {name for name in info.constants if axes is None or axes[name] is None}
     own = {name: v if name in shared else tree_map(torch.clone, v) for name, v in info.constants.items()}
