@@ -29,7 +29,9 @@ def _values(name: str, seed: int, k: int) -> list:
     return [Point(m) for m in means]
 
 
-def _weights(seed: int, k: int) -> torch.Tensor:
+def _weights(seed: int, k: int, name: str = "lp") -> torch.Tensor:
+    if not RULES[name].weighted:  # a product of densities refuses others
+        return torch.ones(k, dtype=torch.float64)
     return torch.rand(k, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64) + 0.1
 
 
@@ -53,7 +55,7 @@ def _same(a, b) -> None:
 @given(seed=st.integers(0, 1000), k=st.integers(2, 7), data=st.data())
 def test_the_order_of_clients_does_not_matter(name, seed, k, data):
     order = data.draw(st.permutations(range(k)))
-    qs, w = _values(name, seed, k), _weights(seed, k)
+    qs, w = _values(name, seed, k), _weights(seed, k, name)
     _same(pool(name, qs, w, _reference()), pool(name, [qs[i] for i in order], w[order], _reference()))
 
 
@@ -72,7 +74,7 @@ def test_a_tree_of_sums_equals_the_flat_sum(name, seed, k, data):
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), k=st.integers(1, 6), factor=st.floats(1e-3, 1e3))
 def test_only_the_ratios_of_weights_matter(name, seed, k, factor):
-    qs, w = _values(name, seed, k), _weights(seed, k)
+    qs, w = _values(name, seed, k), _weights(seed, k, name)
     _same(pool(name, qs, w, _reference()), pool(name, qs, factor * w, _reference()))
 
 
@@ -80,7 +82,7 @@ def test_only_the_ratios_of_weights_matter(name, seed, k, factor):
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), k=st.integers(1, 6))
 def test_the_reference_changes_nothing_but_rounding(name, seed, k):
-    qs, w = _values(name, seed, k), _weights(seed, k)
+    qs, w = _values(name, seed, k), _weights(seed, k, name)
     plain = pool(name, qs, w)
     _same(pool(name, qs, w, _reference()), plain)
     _same(pool(name, qs, w, Point(_reference().mean)), plain)
@@ -97,7 +99,7 @@ def test_only_dwc_depends_on_the_reference_and_it_does():
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_copies_of_one_posterior_give_it_back(name, k):
     (q,) = _values(name, 3, 1)
-    _same(pool(name, [q] * k, _weights(0, k), q), q)
+    _same(pool(name, [q] * k, _weights(0, k, name), q), q)
 
 
 @pytest.mark.parametrize("name", ["ws", "wc", "conflation"])

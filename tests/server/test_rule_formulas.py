@@ -81,7 +81,7 @@ def test_a_rule_of_gaussians_equals_its_formula(name, case):
     m, s, w, m0 = case
     s0 = 2 * s.max(0)  # wider than every client, so that the product over (K-1) references is proper
     mean, variance = FORMULAS[name](m, s, w / w.sum(), m0, s0)
-    q = pool(name, _gaussians(m, s), w, Gaussian(torch.tensor(m0), torch.tensor(s0)))
+    q = pool(name, _gaussians(m, s), w if RULES[name].weighted else None, Gaussian(torch.tensor(m0), torch.tensor(s0)))
     # Means near zero are differences of numbers of the size of the clients' means.
     size = np.abs(m).max(0) + np.abs(m0)
     np.testing.assert_allclose(q.mean.numpy(), mean, rtol=1e-6, atol=1e-8 * size.max() + 1e-300)
@@ -202,7 +202,7 @@ def test_dwc_of_exact_clients_recovers_the_pooled_posterior_of_a_conjugate_regre
         np.testing.assert_allclose(precision, np.diag(np.diag(precision)), atol=1e-9)
         exact.append(Gaussian(torch.tensor(mean), torch.tensor(np.diag(precision) ** -0.5)))
     prior = Gaussian(torch.tensor(prior_mean), torch.tensor(prior_scale))
-    q = pool("dwc", exact, weights=[6, 11, 20], reference=prior)
+    q = pool("dwc", exact, reference=prior)
     mean, precision = posterior(np.concatenate([x for x, _ in rows]), np.concatenate([y for _, y in rows]))
     np.testing.assert_allclose(q.mean.numpy(), mean, rtol=1e-10)
     np.testing.assert_allclose(q.scale.numpy(), np.diag(precision) ** -0.5, rtol=1e-10)
@@ -235,6 +235,11 @@ REFUSED = {
         lambda: pool("nwa", [Q, Gaussian(Q.mean, Q.scale, Layout(("w",), ((2,),)))]),
         "posterior 1 speaks of another network",
     ),
+    "weights of a product": (
+        lambda: pool("conflation", [Q, Q], [600, 200]),
+        r"every posterior counts once; leave weights out, or take wc \(weighted conflation\) or log_pool",
+    ),
+    "weights of dwc": (lambda: pool("dwc", [Q, Q], [1, 2], reference=Q), "every posterior counts once"),
     "too few weights": (lambda: pool("nwa", [Q, Q], [1.0]), "weights: 2 are needed"),
     "negative weights": (lambda: pool("nwa", [Q, Q], [1.0, -1.0]), "weights must be finite, not negative"),
     "no weight at all": (lambda: pool("nwa", [Q, Q], [0.0, 0.0]), "not all zero"),

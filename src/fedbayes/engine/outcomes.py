@@ -97,10 +97,7 @@ def _outcomes(
 
 def _sum(program: Program, terms: Terms) -> Terms:
     """Add the terms of stacked clients."""
-    return {
-        part: {key: t.amax(0) if key in program.rules[part].maxima else t.sum(0) for key, t in statistics.items()}
-        for part, statistics in terms.items()
-    }
+    return {part: program.rules[part].stacked(statistics) for part, statistics in terms.items()}
 
 
 class Tally:

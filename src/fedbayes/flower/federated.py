@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedbayes.errors import InputError
-from fedbayes.federation import BY_MEMBERS
+from fedbayes.federation import BY_MEMBERS, Program
 from fedbayes.flower.post import Post
 from fedbayes.flower.remote import Remote
 from fedbayes.flower.roll import Roll
@@ -36,6 +36,21 @@ def run(experiment: Experiment, folder: str | Path, post: Post, watch: Watch | N
     return run_into(carried(experiment), folder, watch, carrier=federated(post))
 
 
+def check_sums(method: str, program: Program) -> None:
+    """Refuse a method for secure sums unless its uploads only add."""
+    if program.needs_uploads:
+        raise InputError(
+            f"flower: {method} needs every client's posterior at the server, which a secure sum hides; "
+            "set secure = false, or use a method whose uploads only add"
+        )
+    own = [part for part, rule in program.rules.items() if not rule.adds]
+    if own:
+        raise InputError(
+            f"flower: a secure sum can only add, part {own[0]!r} is combined by a rule with an `add` of its own; "
+            "set secure = false, or take another rule"
+        )
+
+
 def federated(post: Post) -> Carrier:
     """The way to clients behind a post, for `study.run`: rounds go there, and into a run folder as any others."""
 
@@ -49,11 +64,8 @@ def federated(post: Post) -> Carrier:
             raise InputError('laplace: on Flower posteriors travel with the rounds; set laplace = "every"')
         if task.restate is not None:
             raise InputError("norm_passes: on Flower a round is one exchange; set it to 0")
-        if settings.secure and task.program.needs_uploads:
-            raise InputError(
-                f"flower: {experiment.method} needs every client's posterior at the server, which a secure sum hides; "
-                "set secure = false, or use a method whose uploads only add"
-            )
+        if settings.secure:
+            check_sums(experiment.method, task.program)
         write_once(folder / TOKEN, secrets.token_hex(8))
         head = {
             **head_of(experiment, layouts_of(task.program.initial)),

@@ -8,6 +8,7 @@ unit scale. Centred so, small variances survive large means.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,10 @@ Decode = Callable[[Statistics, Posterior], Posterior]
 
 
 class Rule(NamedTuple):
-    """`encode(q, weight, reference)`, then a sum over clients (a max for the keys in `maxima`), then `decode`."""
+    """`encode(q, weight, reference)`, then a sum over clients (a max for the keys in `maxima`), then `decode`.
+
+    A rule that combines in another way overrides `add`, which must not depend on the order.
+    """
 
     encode: Encode
     decode: Decode
@@ -33,11 +37,24 @@ class Rule(NamedTuple):
     maxima: tuple[str, ...] = ()
     needs_reference: bool = False  # whether the answer depends on the reference, not only its rounding
     narrows: bool = False  # whether several copies of one posterior pool to a narrower one
+    weighted: bool = True  # whether the answer depends on the clients' weights
     report: Callable[[Statistics, Posterior], dict[str, float]] = lambda total, reference: {}
 
     def add(self, a: Statistics, b: Statistics) -> Statistics:
         """The statistics of two groups of clients as those of their union."""
         return {key: torch.maximum(a[key], b[key]) if key in self.maxima else a[key] + b[key] for key in a}
+
+    @property
+    def adds(self) -> bool:
+        """Whether statistics are summed, or combined in a way of the rule's own."""
+        return type(self).add is Rule.add
+
+    def stacked(self, rows: Statistics) -> Statistics:
+        """The statistics of clients [K, ...] as those of their union."""
+        if self.adds:
+            return {key: t.amax(0) if key in self.maxima else t.sum(0) for key, t in rows.items()}
+        count = len(next(iter(rows.values())))
+        return reduce(self.add, ({key: t[k] for key, t in rows.items()} for k in range(count)))
 
     def add_into(self, total: Statistics, more: Statistics) -> None:
         """The same in the memory of `total`, at the speed at which memory is read and written."""
@@ -211,7 +228,13 @@ RULES: dict[str, Rule] = {
     "nwa": Rule(moments("mean", "variance"), _nwa, "weighted means of mean and variance"),
     "ws": Rule(moments("mean", "variance2"), _ws, "the weighted sum of independent normals", narrows=True),
     "lp": linear_pool,
-    "conflation": Rule(_unweighted(naturals), _conflation, "product of the densities (Hill, 2011)", narrows=True),
+    "conflation": Rule(
+        _unweighted(naturals),
+        _conflation,
+        "product of the densities (Hill, 2011)",
+        narrows=True,
+        weighted=False,
+    ),
     "wc": Rule(
         _encode_wc,
         _wc,
@@ -225,6 +248,7 @@ RULES: dict[str, Rule] = {
         _dwc,
         "product of the densities over (K-1) reference posteriors (McClure et al., 2018)",
         needs_reference=True,
+        weighted=False,
         report=_dwc_report,
     ),
     "moment_matching": Rule(
@@ -254,7 +278,8 @@ def pool(
 ) -> Posterior:
     """Aggregate posteriors with a rule; their statistics are added one at a time.
 
-    `weights` are relative, equal by default. `reference` is what the clients started from; only `dwc` depends on it.
+    `weights` are relative, equal by default; a product of densities (`conflation`, `dwc`) takes none. `reference` is
+    what the clients started from; only `dwc` depends on it.
 
     >>> q = pool("ws", [Gaussian(torch.zeros(1), torch.ones(1))] * 3, weights=[0.5, 0.3, 0.2])
     >>> round(float(q.scale**2), 4)
@@ -270,6 +295,11 @@ def pool(
         raise ValueError(f"weights: {len(posteriors)} are needed, one for each posterior, not shape {tuple(w.shape)}")
     if not (torch.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
         raise ValueError(f"weights must be finite, not negative, and not all zero: {w.tolist()[:8]}")
+    if not rule.weighted and not torch.equal(w, w[:1].expand_as(w)):
+        raise ValueError(
+            "weights: this rule is a product of densities, in which every posterior counts once; leave weights out, "
+            "or take wc (weighted conflation) or log_pool"
+        )
     if reference is None:
         reference = _middle(posteriors)
     total: Statistics | None = None
@@ -283,6 +313,8 @@ def added(rule: Rule, total: Statistics | None, more: Statistics) -> Statistics:
     """A running sum with one more term, or sum, in its own memory; the first is copied, for it may be a client's."""
     if total is None:
         return {key: t.clone() for key, t in more.items()}
+    if not rule.adds:
+        return rule.add(total, more)
     rule.add_into(total, more)
     return total
 
