@@ -195,12 +195,15 @@ def test_a_client_that_diverges_is_left_out_and_named(method):
     torch.testing.assert_close(with_all.broadcast["model"].mean, alone.broadcast["model"].mean, rtol=1e-5, atol=1e-7)
 
 
-def test_a_round_in_which_all_diverge_leaves_the_posterior_as_it_was():
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_round_in_which_all_diverge_leaves_the_posterior_as_it_was_and_is_the_last(engine):
     g = torch.Generator().manual_seed(0)
     pairs = [(1e12 * torch.randn(8, 3, generator=g), torch.randn(8, 1, generator=g)) for _ in range(2)]
-    run = fit(_net(1), data.from_clients(pairs), method=fedavg(lr=1.0, **FAST), rounds=2)
-    assert all(len(r["left_out"]) == 2 for r in run.journal)
-    assert torch.equal(run.posterior.mean, run.task.program.initial["model"].mean)
+    task = training.prepare(_net(1), data.from_clients(pairs), method=fedavg(lr=1.0, **FAST), rounds=3, engine=engine)
+    ((progress, record),) = rounds(task, task.begin(), Memory())
+    assert len(record["left_out"]) == 2
+    assert record["stopped"] == record["diverged"]
+    assert torch.equal(progress.state.broadcast["model"].mean, task.program.initial["model"].mean)
 
 
 def test_a_diverged_client_is_left_out_where_the_server_compares_uploads_too():

@@ -12,6 +12,10 @@ class InputError(ValueError):
     """Something that the user gave can't be used; the message is one line that says what and how to mend it."""
 
 
+class Diverged(InputError):
+    """No client of a round came to finite weights: there is nothing to go on from."""
+
+
 def unknown(what: str, name: object, known: Iterable[str]) -> InputError:
     """An error for a name that is not in a table, with the nearest one that is."""
     known = list(known)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,11 +32,14 @@ from fedbayes.federation import (
     open_round,
     restating,
 )
-from fedbayes.methods import Method, Setting, method_named
+from fedbayes.methods import METHODS, Method, Setting, method_named, option_names
 from fedbayes.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
 from fedbayes.noise import address
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
 from fedbayes.serving import server_engine
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Scores by which early stopping judges, and their direction.
 MONITORS = {"nll": 1, "accuracy": -1}
@@ -88,6 +93,8 @@ class Task:
     before: Before | None = None
     elsewhere: Callable[[Any], Iterator[tuple[int, Any]]] | None = None  # has personal models scored on other machines
     server: Any = None  # the engine that distils at the server
+    method: str = ""  # its name
+    validation_sizes: Tensor | None = None  # rows of each client among those held out; None: there are none
 
     def begin(self) -> Progress:
         """The progress before the first round, after the server's pre-training where there is one."""
@@ -137,6 +144,30 @@ class Task:
         )
 
 
+def naming_strays(train: Callable[P, R]) -> Callable[P, R]:
+    """The function, which answers an argument that it has not by saying where it belongs."""
+    known = list(inspect.signature(train).parameters)
+
+    @functools.wraps(train)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+        for name in options:
+            if name not in known:
+                method = options.get("method", inspect.signature(train).parameters["method"].default)
+                raise _stray(name, method if isinstance(method, str) else getattr(method, "name", ""), known)
+        return train(*args, **options)
+
+    return checked
+
+
+def _stray(name: str, method: str, known: list[str]) -> InputError:
+    if method in METHODS and name in option_names(METHODS[method]):
+        return InputError(
+            f"{name} is an option of the method: give it there, method=fedbayes.methods.{method}({name}=...)"
+        )
+    return unknown("argument", name, known)
+
+
+@naming_strays
 def prepare(
     network: nn.Module,
     clients: Clients | list[Any],
@@ -164,7 +195,10 @@ def prepare(
     server_data: Any = None,
     init: Mapping[str, Posterior] | None = None,
 ) -> Task:
-    """Check everything that can be checked before the first round, and bind the method to the network and the data."""
+    """Check everything that can be checked before the first round, and bind the method to the network and the data.
+
+    Arguments as in `fit`.
+    """
     if not isinstance(clients, Clients):
         clients = from_clients(clients)
     if isinstance(method, str):
@@ -177,10 +211,10 @@ def prepare(
     _check_stopping(personal_every, target_loss, target_accuracy)
     _check_monitor(monitor, clients.data)
     size = cohort_size(cohort, len(clients))
-    held = torch.zeros(0, dtype=torch.int64)
+    held, sizes = torch.zeros(0, dtype=torch.int64), None
     if validation:
         clients, rows = clients.holdout(validation, seed)
-        held = torch.cat(rows)
+        held, sizes = torch.cat(rows), torch.tensor([len(own) for own in rows])
         if not len(held):
             raise InputError(f"validation: a share of {validation} leaves no client a row to hold out; raise it")
     where = _device(device)
@@ -246,6 +280,8 @@ def prepare(
         target_accuracy=target_accuracy,
         monitor=monitor,
         server=None if program.server_targets is None else server_engine(program, made, clients, server_data, seed),
+        method=method.name,
+        validation_sizes=sizes,
     )
     return with_program(task, program)
 

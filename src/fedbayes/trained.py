@@ -47,7 +47,10 @@ class Memory:
         """It has all at hand."""
 
 
-@dataclass(frozen=True)
+SHOWN = ("accuracy", "rmse", "nll", "ece")  # scores of a run's short summary
+
+
+@dataclass(frozen=True, repr=False)
 class Run:
     """A trained federation: its posterior, its journal, and predictions."""
 
@@ -98,7 +101,8 @@ class Run:
         """Scores on the whole test set; of the personal models where there is no global one."""
         if not self.task.program.whole:
             return self.personal_scores()
-        return evaluate(self.task, self._final, draws=draws)
+        scores = evaluate(self.task, self._final, draws=draws)
+        return scores or self._no_test_rows()
 
     def personal(self, client: int | str) -> Personal:
         """The model that a client, by number or by name, makes its own by training on its rows once more."""
@@ -115,7 +119,27 @@ class Run:
 
     def personal_scores(self) -> dict[str, float]:
         """Scores of all clients' personal models on their own test rows."""
-        return personal_scores([self.home])[0]
+        return personal_scores([self.home])[0] or self._no_test_rows()
+
+    def _no_test_rows(self) -> dict[str, float]:
+        name = self.task.clients.data.name
+        raise InputError(f"{name} has no test rows to score: give test_x and test_y, or a test share, with the data")
+
+    def __repr__(self) -> str:
+        task, clients = self.task, self.task.clients
+        weights = task.program.initial[task.program.main].mean.shape[-1]
+        parts = [f"{task.method}: {len(clients)} clients of {clients.data.name}, {weights:,} weights"]
+        parts.append(f"{len(self.journal)} of {task.rounds} rounds")
+        tested = [record for record in self.journal if record.get("test")]
+        if tested:
+            shown = [f"{name} {tested[-1]['test'][name]:.4f}" for name in SHOWN if name in tested[-1]["test"]]
+            parts.append(f"{', '.join(shown)} in round {tested[-1]['round']}")
+        left_out = sum(len(record["left_out"]) for record in self.journal)
+        if left_out:
+            parts.append(f"{left_out} uploads left out, see run.journal")
+        if self.journal and "stopped" in self.journal[-1]:
+            parts.append(f"stopped: {self.journal[-1]['stopped'][:100]}")
+        return f"Run({'; '.join(parts)})"
 
     def refined(self, refine: str = "flow", **options: Any) -> Run:
         """The same run with personal models that are refined in another way; options as in `methods.refined`."""
@@ -132,7 +156,7 @@ class Personal:
     """A client's personal model: its parts, and predictions by them."""
 
     run: Run
-    parts: Parts
+    parts: Parts = field(repr=False)
 
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """Predictions with their uncertainty parts, as `Run.predict`."""

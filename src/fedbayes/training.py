@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,16 @@ from torch import nn
 
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
+from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.engine.stacked import train_all
+from fedbayes.errors import Diverged
 from fedbayes.federation import FederationState, Order, Outcome, broadcast_of, close_round
+from fedbayes.methods import Method
+from fedbayes.model import Likelihood
 from fedbayes.personalised import Federation, personal_scores
 from fedbayes.posterior import Parts, Posterior, flatten_parts
 from fedbayes.serving import at_server
-from fedbayes.task import MONITORS, Best, Progress, Task, prepare
+from fedbayes.task import MONITORS, Best, Progress, Task, naming_strays, prepare
 from fedbayes.trained import Memory, OwnStore, Run, evaluate, observed, scores_on
 
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
@@ -137,13 +142,18 @@ def _make_personal(
 
 
 def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
-    """Stop where the training loss is low enough, or the accuracy high enough (FedUAB, algorithm 1)."""
+    """Stop where the loss is low enough, or the accuracy high enough (FedUAB, algorithm 1), or where nobody is left."""
     loss, accuracy = record["train"].get("loss"), record.get("test", {}).get("accuracy")
     why = None
     if task.target_loss is not None and loss is not None and loss <= task.target_loss:
         why = f"the training loss is {loss:.4f}, asked for {task.target_loss}"
     if task.target_accuracy is not None and accuracy is not None and accuracy >= task.target_accuracy:
         why = f"the accuracy is {accuracy:.4f}, asked for {task.target_accuracy}"
+    if record["cohort"] and list(record["left_out"].values()) == [LEFT_OUT] * record["cohort"]:
+        why = record["diverged"] = (
+            f"round {record['round']}: nobody is left, the uploads of all {record['cohort']} clients were not finite; "
+            "training diverged: try a smaller lr"
+        )
     if why is None:
         return progress
     record["stopped"] = why
@@ -206,8 +216,53 @@ def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progres
     return progress._replace(stopped=stopped)
 
 
-def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run:
-    """Train a network across clients and return the run; options as in `prepare`.
+@naming_strays
+def fit(
+    network: nn.Module,
+    clients: Clients | list[Any],
+    *,
+    method: str | Method = "feduab",
+    rounds: int = 50,
+    cohort: int | float | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    engine: str = "auto",
+    compile: str = "auto",
+    at_once: int | None = None,
+    precision: str = "float32",
+    likelihood: Likelihood | None = None,
+    frozen: tuple[str, ...] = (),
+    augment: str | None = None,
+    dropout: float = 0.0,
+    validation: float = 0.0,
+    patience: int | None = None,
+    evaluate_every: int = 1,
+    personal_every: int = 0,
+    target_loss: float | None = None,
+    target_accuracy: float | None = None,
+    monitor: str = "nll",
+    server_data: Any = None,
+    init: Mapping[str, Posterior] | None = None,
+) -> Run:
+    """Train a network across clients and return the run.
+
+    `clients` is a data set spread over clients, or a list of (x, y), one for each. The method's own options, such as
+    `lr`, go into the method: `method=fb.methods.feduab(lr=0.1)`. Clients that diverge are left out with a warning; a
+    round in which nobody is left is an error.
+
+    - `method`: its name, or what a function of `fb.methods` gives
+    - `rounds`: how many at most; `cohort`: clients in a round, a number or a share (all by default)
+    - `seed`: of everything that is drawn
+    - `device`: "cpu", "cuda", "cuda:1"; `precision`: "float32", "tf32" or "bf16"
+    - `engine`: "auto", "loop" or "stacked"; `compile`: "auto", "off", "on" or "graph"; `at_once`: clients trained side
+      by side
+    - `likelihood`: of the targets, by their kind by default; `frozen`: patterns of weights that are not trained
+    - `augment`: of images, by name; `dropout`: the share of a cohort that drops out of a round, at random
+    - `validation`: the share of each client's rows held out to choose the best round by `monitor` ("nll" or
+      "accuracy"); `patience`: evaluations without a better one before training stops
+    - `evaluate_every`, `personal_every`: rounds between scores of the posterior, and of personal models (0: never)
+    - `target_loss`, `target_accuracy`: stop when they are reached
+    - `server_data`: inputs of the server, for methods that distil there; `init`: posteriors to begin with, by part
 
     >>> import fedbayes as fb
     >>> clients = fb.data.load("digits").split(fb.partition.dirichlet(0.3), clients=20, seed=0)
@@ -215,13 +270,35 @@ def fit(network: nn.Module, clients: Clients | list[Any], **options: Any) -> Run
     >>> run.predict(clients.data.test_x[:3]).probs.shape
     torch.Size([3, 10])
     """
-    return train(prepare(network, clients, **options))
+    given = dict(locals())
+    return train(prepare(**given))
 
 
 def train(task: Task) -> Run:
     """Train a task in memory, from its first round to its last."""
     last, journal, own = task.begin(), [], Memory()
+    kinds: set[str] = set()
     for progress, record in rounds(task, last, own):
         last = progress
         journal.append(record)
+        _warn(record, kinds)
+    refuse_diverged(journal)
     return Run(task, last, journal, own)
+
+
+def _warn(record: dict[str, Any], kinds: set[str]) -> None:
+    """Warn of clients that were left out, once for each reason."""
+    for why in sorted(set(record["left_out"].values()) - kinds):
+        who = [name for name, reason in record["left_out"].items() if reason == why]
+        count = f"{len(who)} of {record['cohort']} clients left out (first: client {who[0]})"
+        warnings.warn(
+            f"round {record['round']}: {count}: {why}; this is said once, run.journal names all",
+            stacklevel=4,
+        )
+        kinds.add(why)
+
+
+def refuse_diverged(journal: Sequence[Mapping[str, Any]], kept: str = "") -> None:
+    """Raise where the last round of a journal had nobody left; `kept` says what there is of the rounds before."""
+    if journal and "diverged" in journal[-1]:
+        raise Diverged(journal[-1]["diverged"] + kept)

@@ -175,5 +175,5 @@ def _record(run: Run, known: Sequence[Tensor], pools: Sequence[Tensor]) -> dict[
     return {
         "labelled": sum(map(len, known)),
         "pool": sum(map(len, pools)),
-        "scores": run.scores(),
+        "scores": run.scores() if len(run.task.clients.data.test_x) else {},
     }

@@ -11,14 +11,14 @@ from pathlib import Path
 from torch import nn
 
 from fedbayes.data import Clients
-from fedbayes.errors import InputError
+from fedbayes.errors import Diverged, InputError
 from fedbayes.study import checkpoint, evaluation, journal, samples
 from fedbayes.study.build import FLOWER, build, check_tables, clients_of
 from fedbayes.study.experiment import Experiment, folder_name, read_whole, table_of, to_toml
 from fedbayes.study.own import OwnFiles
 from fedbayes.study.recording import CONFIG, Recording, write_once
 from fedbayes.trained import Run
-from fedbayes.training import Progress, Task, rounds
+from fedbayes.training import Progress, Task, refuse_diverged, rounds
 
 Step = tuple[Progress, journal.Record]
 
@@ -69,13 +69,18 @@ def run(
             for method in experiment.all_methods
         }
         write_once(folder / CONFIG, to_toml(experiment))
-        made = {}
+        made, failures = {}, []
         for method, task in tasks.items():
             where = folder / folder_name(method) if experiment.methods else folder
             x = experiment.only(method)
             bound = task if carrier is None else carrier.bind(x, task, where)
             steps = rounds if carrier is None else carrier.rounds
-            made[method] = train(x, bound, where, watch or Watch(), rounds=steps)
+            try:
+                made[method] = train(x, bound, where, watch or Watch(), rounds=steps)
+            except Diverged as error:  # the other methods of a comparison are trained all the same
+                failures.append(error)
+        if failures:
+            raise failures[0]
         _compare(folder, made, experiment.method)
     return made
 
@@ -163,6 +168,7 @@ def train(
     for progress, record in _named(name, rounds(task, recording.progress, recording.own, watch.client)):
         recording.add(progress, record)
         watch.round(record)
+    refuse_diverged(recording.records, f"; what {name} had learned before is kept in {folder}")
     made, was_finished = recording.end()
     watch.ended(name, was_finished)
     return made

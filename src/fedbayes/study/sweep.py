@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedbayes.data import from_clients
 from fedbayes.engine.stacked import Stacked
-from fedbayes.errors import InputError
+from fedbayes.errors import Diverged, InputError
 from fedbayes.study import journal
 from fedbayes.study.build import build, clients_of, data_of, keeps_apart, method_of, options_of_method
 from fedbayes.study.experiment import Experiment, table_of, to_toml, with_settings
@@ -90,12 +90,19 @@ def sweep(
     tasks = build_members(members)
     write_once(folder / "sweep.toml", to_toml(experiment) + "".join(f"# --over {over}\n" for over in overs))
     made: dict[str, Run] = {}
+    failures: list[Diverged] = []
     for names in _groups(members, tasks):
         if len(names) > 1:
             made |= _together({n: members[n] for n in names}, {n: tasks[n] for n in names}, folder, watch)
         else:
-            made[names[0]] = train(members[names[0]], tasks[names[0]], folder / names[0], watch, called=names[0])
-    return {name: made[name] for name in members}
+            try:
+                made[names[0]] = train(members[names[0]], tasks[names[0]], folder / names[0], watch, called=names[0])
+            except Diverged as error:  # said by its journal and in the terminal; the others go on
+                failures.append(error)
+    failed = [run.journal for run in made.values() if run.journal and "diverged" in run.journal[-1]]
+    if len(failed) + len(failures) == len(members):
+        raise Diverged(f"all {len(members)} members diverged: {failures[0] if failures else failed[0][-1]['diverged']}")
+    return {name: made[name] for name in members if name in made}
 
 
 def build_members(members: Mapping[str, Experiment]) -> dict[str, Task]:

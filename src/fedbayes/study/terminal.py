@@ -16,6 +16,7 @@ from fedbayes.study.folders import Arrays, RunFiles
 from fedbayes.study.wording import TITLES, best_of, beyond
 
 LIVE = ("accuracy", "rmse", "nll", "ece")
+SHOWN = 3  # clients that a line names
 SHADES = " .:-=+*#%@"
 
 
@@ -70,8 +71,13 @@ class Bar:
         scores = live(record.get("test", {}))
         fields = {"round": number, **({"live": scores} if scores else {})}
         self.progress.update(self.task, completed=number * self.cohort, **fields)
+        reasons: dict[str, list[str]] = {}
         for client, why in record.get("left_out", {}).items():
-            self.console.print(f"[yellow]warning[/]: round {number}: client {client} left out: {escape(why)}")
+            reasons.setdefault(why, []).append(client)
+        for why, clients in reasons.items():
+            more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
+            who = f"client{'s' if clients[1:] else ''} {', '.join(clients[:SHOWN])}{more}"
+            self.console.print(f"[yellow]warning[/]: round {number}: {escape(who)} left out: {escape(why)}")
         if not self.console.is_terminal and (number % max(1, self.rounds // 5) == 0 or number == self.rounds):
             self.console.print(f"{self.method:<10} round {number}/{self.rounds}  {scores}")
         for note in record.get("notes", ()):
