@@ -157,3 +157,29 @@ def test_what_can_t_be_calibrated_says_so(digits, line):
     run = replace(digits, task=replace(digits.task, clients=replace(digits.task.clients, data=blind)))
     with pytest.raises(InputError, match="no test rows"):
         calibrate.held_out(run)
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.25])
+def test_a_site_calibrates_on_its_own_rows_alone(validation):
+    """Of a validation share too: rows that a site held out itself, found by hand."""
+    clients = fb.data.load("digits").split(fb.partition.dirichlet(0.3), clients=4, seed=0)
+    run = fitted(clients, method=fb.methods.fedavg(epochs=1), rounds=1, validation=validation)
+    held = calibrate.held_out(run)
+    alone = [calibrate.conformal(run, 0.9, sites=[k], held=held).rows for k in range(4)]
+    if validation:
+        trained = [set(run.task.clients.train_rows(k).tolist()) for k in range(4)]
+        own = [len(set(clients.train_rows(k).tolist()) - trained[k]) for k in range(4)]
+        assert alone == own
+        for k, rows in enumerate(held.sites):
+            assert set(run.task.validation[rows].tolist()) <= set(clients.train_rows(k).tolist()) - trained[k]
+        assert calibrate.conformal(run, 0.9, sites=[0, 2], held=held).rows == own[0] + own[2]
+        assert calibrate.conformal(run, 0.9, held=held).rows == sum(own)
+    else:
+        assert alone == [len(rows.unique()) for rows in held.sites]
+
+
+@pytest.mark.parametrize("site", [4, -1, "north"])
+def test_a_site_that_is_not_there_is_named(digits, site):
+    site = 10 if site == 4 else site
+    with pytest.raises(InputError, match=f"there is no site {site!r}; there are 0 to 9"):
+        calibrate.conformal(digits, sites=[site])

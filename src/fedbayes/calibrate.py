@@ -73,7 +73,9 @@ def held_out(run: Run, *, draws: int | None = None, seed: int = 0, p: Predictive
     if len(run.task.validation):
         rows = run.task.validation
         mine = predict_with(run.task, run.parts, data.x[rows], draws=draws)
-        return Held(mine, _targets(run, data.y[rows]), [torch.arange(len(rows))], p, y, homes, "validation rows")
+        assert run.task.validation_sizes is not None
+        sites = list(torch.arange(len(rows)).split(run.task.validation_sizes.tolist()))
+        return Held(mine, _targets(run, data.y[rows]), sites, p, y, homes, "validation rows")
     order = torch.randperm(len(y), generator=generator(seed, "calibrate"))
     calibrates = torch.zeros(len(y), dtype=torch.bool)
     calibrates[order[: len(y) // 2]] = True
@@ -104,10 +106,10 @@ def conformal(
     *,
     score: str = "least_ambiguous",
     by_class: bool = False,
-    sites: Iterable[int] | None = None,
+    sites: Iterable[int | str] | None = None,
     held: Held | None = None,
 ) -> Conformal:
-    """A conformal threshold from the added histograms of all sites, or of some (a site may calibrate alone).
+    """A conformal threshold from the added histograms of all sites, or of some, by number or name (or one alone).
 
     Classes get sets by `score`, real targets intervals by |y - mean| / scale. Too few rows give an infinite threshold.
     """
@@ -119,7 +121,7 @@ def conformal(
         raise unknown("conformal score", score, SET_SCORES)
     if kind == "real" and by_class:
         raise InputError("conformal: by_class needs classes; the run predicts real targets")
-    chosen = held.sites if sites is None else [held.sites[k] for k in sites]
+    chosen = held.sites if sites is None else [held.sites[_site(run, k)] for k in sites]
     spread = target_spread(run)
     edges = of.PROBABILITY_EDGES if kind == "classes" else of.RESIDUAL_EDGES
     groups = p.mean.shape[-1] if by_class else 1
@@ -136,6 +138,15 @@ def conformal(
     limits = [of.conformal_threshold(n, edges, coverage) if n.sum() else torch.inf for n in counts]
     threshold = torch.tensor(limits if by_class else limits[0], dtype=torch.float64)
     return Conformal(threshold, coverage, score if kind == "classes" else "residual", total, spread)
+
+
+def _site(run: Run, site: int | str) -> int:
+    names, count = run.task.clients.names, len(run.task.clients)
+    if isinstance(site, str) and site in names:
+        return names.index(site)
+    if isinstance(site, str) or not 0 <= site < count:
+        raise InputError(f"conformal: there is no site {site!r}; there are {', '.join(names) or f'0 to {count - 1}'}")
+    return site
 
 
 def covered(made: Conformal, p: Predictive, y: Tensor) -> Tensor:
