@@ -293,7 +293,7 @@ def _warn(record: dict[str, Any], kinds: set[str]) -> None:
         count = f"{len(who)} of {record['cohort']} clients left out (first: client {who[0]})"
         warnings.warn(
             f"round {record['round']}: {count}: {why}; this is said once, run.journal names all",
-            stacklevel=4,
+            stacklevel=5,
         )
         kinds.add(why)
 

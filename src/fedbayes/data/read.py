@@ -71,7 +71,7 @@ def from_csv(
         test_y,
         kind=kind,
         class_names=names,
-        name=name or files[0].stem,
+        name=name or (Path(path).stem if isinstance(path, str | Path) else files[0].stem),
         standardise=standardise,
     )
     data = replace(data, columns=tuple(columns))
