@@ -155,8 +155,9 @@ def test_other_networks_and_options_do_not_run_in_c():
 
 def test_a_client_that_diverges_is_seen():
     method = fb.methods.fedag(lr=1e6, clip=0.0, epochs=40, lr_within="constant")
-    run = fit(mlp(), sites([5, 5]), method=method, rounds=1)
-    assert set(run.journal[0]["left_out"]) == {"0", "1"}
+    task = prepare(mlp(), sites([5, 5]), method=method, rounds=1)
+    ((_, record),) = rounds(task, task.begin(), Memory())
+    assert set(record["left_out"]) == {"0", "1"}
 
 
 def test_folds_trained_together_are_the_folds_trained_alone():
