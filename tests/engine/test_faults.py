@@ -75,7 +75,7 @@ def test_so_is_a_fault_of_one_client_later_in_its_steps() -> None:
         fit(Network(tires), sites(), method="fedavg", rounds=3, engine="stacked", at_once=2)
 
 
-@pytest.mark.parametrize("place", ["outcomes", "_table", "info_of"])
+@pytest.mark.parametrize("place", ["outcomes", "table_of", "info_of"])
 def test_a_fault_of_the_engine_is_raised_as_itself(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:
         raise RuntimeError("a slip of ours")

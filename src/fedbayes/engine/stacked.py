@@ -11,19 +11,20 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
-from fedbayes.clients.client import Batch, Info, Own, Upload
+from fedbayes.clients.client import Own, Upload
 from fedbayes.engine.batches import Schedule, schedule, steps_in_epoch
+from fedbayes.engine.feed import count_normals, noise_of, table_of
 from fedbayes.engine.infos import Constants, info_of, stack
 from fedbayes.engine.loop import Loop, OwnState, Store
 from fedbayes.engine.outcomes import Seat, Tally, outcomes
 from fedbayes.engine.sharing import share_store
-from fedbayes.engine.steps import BY_HAND, CAPTURED, MODES, Clients, NotStackable, Steps, Table, Work
+from fedbayes.engine.steps import BY_HAND, CAPTURED, MODES, Steps, Work
+from fedbayes.engine.together import Clients, NotStackable
 from fedbayes.engine.workers import share, side_by_side, threads
 from fedbayes.federation import Order, Outcome, Program
-from fedbayes.noise import Tape, address, normals, seeded
+from fedbayes.noise import address, seeded
 
 
 class Stacked:
@@ -284,11 +285,11 @@ def _run_chunk(
         for place, phase in enumerate(client.phases):
             if phase.begin is not None:
                 state = together.over(phase.begin, (0, together.info))(state, info)
-            table = _table(engines, orders, seats, place)
+            table = table_of(engines, orders, seats, place)
             if place not in lead.normals:
                 one = tree_map(lambda t: t[0], state)
-                lead.normals[place] = _count_normals(lead, place, one, table, together.first(info))
-            noise = _noise(engines, orders, seats, place, lead.normals[place])
+                lead.normals[place] = count_normals(lead, place, one, table, together.first(info))
+            noise = noise_of(engines, orders, seats, place, lead.normals[place])
             seed = address(lead.seed, orders[0].round, number, place, "device")
             state = lead.steps.run(Work(phase, together, table, noise, info, store, seed), state)
         uploads = together.over(client.finish, (0, together.info))(state, info)
@@ -301,47 +302,3 @@ def _run_chunk(
 def _own(engine: Stacked, order: Order, kept: Own | None) -> Own:
     """What a client kept; of one that was never here before, the first own state by its own federation."""
     return engine.program.client.first(order.broadcast) if kept is None else kept
-
-
-def _table(engines: Sequence[Stacked], orders: Sequence[Order], seats: list[Seat], place: int) -> Table:
-    """The schedules that the loop engine would use, padded to the steps of the longest."""
-    phase = engines[0].program.client.phases[place]
-    made = [engines[s.member].schedule(orders[s.member].round, s.client, place) for s in seats]
-    lengths = {len(one.rows) for one in made}
-    if len(lengths) == 1 and not any(seat.ghost or one.live is not None for seat, one in zip(seats, made)):
-        return Table(torch.stack([one.rows for one in made], 1), None)
-    rows = torch.zeros(max(lengths), len(seats), phase.batches, phase.batch, dtype=torch.int64)
-    live = torch.zeros_like(rows, dtype=torch.bool)
-    for c, (seat, one) in enumerate(zip(seats, made)):
-        rows[: len(one.rows), c] = one.rows
-        if not seat.ghost:
-            live[: len(one.rows), c] = True if one.live is None else one.live
-    return Table(rows, live)
-
-
-def _count_normals(engine: Stacked, place: int, state: Any, table: Table, info: Info) -> int:
-    """How many normals a step reads, by a dry run of one client."""
-    phase, store, tape = engine.program.client.phases[place], engine.store, Tape()
-    at = torch.zeros((), dtype=torch.int64, device=store.x.device)
-    made = tuple(Batch(store.x[r], store.y[r], None, at) for r in table.rows[0, 0].to(store.x.device))
-    with torch.random.fork_rng(devices=[]):  # a dry run must leave no trace in what follows
-        phase.step(state, made[0] if phase.batches == 1 else made, tape, info)
-    return tape.used
-
-
-def _noise(
-    engines: Sequence[Stacked], orders: Sequence[Order], seats: list[Seat], place: int, count: int
-) -> Callable[[int, int], Tensor]:
-    """The normals [steps, clients, count] from a step on: by address on the CPU; on a GPU equal in law only."""
-    device = engines[0].store.x.device
-    if device.type == "cuda":
-        return lambda first, steps: torch.randn(steps, len(seats), count, device=device)
-    if not count:
-        return lambda first, steps: torch.zeros(steps, len(seats), 0)
-    at = [(engines[s.member].seed, orders[s.member].round, s.client, place) for s in seats]
-
-    def drawn(first: int, steps: int) -> Tensor:
-        made = [normals(count, *where, s, "noise") for s in range(first, first + steps) for where in at]
-        return torch.stack(made).reshape(steps, len(seats), count)
-
-    return drawn

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Phase, only_if
@@ -15,6 +14,7 @@ from fedbayes.convolution import stacked
 from fedbayes.engine import dense, rowwise
 from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.loop import Store
+from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined
 from fedbayes.noise import Tape
 
 
@@ -23,75 +23,6 @@ class Table(NamedTuple):
 
     rows: Tensor
     live: Tensor | None
-
-
-class NotStackable(Exception):
-    """What one client does alone, vmap can't do for several."""
-
-
-class Clients(NamedTuple):
-    """How functions of one client are run for those of a chunk. One client alone runs without vmap."""
-
-    size: int
-    info: Info  # which fields of Info, and which of its constants, have the clients' axis
-
-    def over(self, f: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[..., Any]:
-        """f over the clients: arguments with axis 0 are stacked, those with None the same for all.
-
-        What fails is tried with the first client alone: where that fails too its error is raised as it is, else the
-        fault is vmap's and a `NotStackable` says so.
-        """
-        stacked = vmap(f, in_dims=axes, randomness="different")
-
-        def alone(*arguments: Any) -> Any:
-            own = [take(a, axis, 0) for a, axis in zip(arguments, axes)]
-            return tree_map(lambda t: t[None], f(*own))
-
-        def together(*arguments: Any) -> Any:
-            try:
-                return stacked(*arguments)
-            except (torch.OutOfMemoryError, NotStackable):
-                raise
-            except Exception as error:
-                reason = error
-            try:
-                alone(*arguments)
-            except Exception as error:
-                raise error from None
-            raise NotStackable(_first_words(reason)) from reason
-
-        return together if self.size > 1 else alone
-
-    def first(self, info: Info) -> Info:
-        """The first client's info."""
-        return take(info, self.info, 0)
-
-
-def take(argument: Any, axis: Any, at: Any) -> Any:
-    """The places `at` of what has the clients' axis; what they share as it is."""
-    if isinstance(axis, Info):
-        return Info(*(take(a, b, at) for a, b in zip(argument, axis)))
-    if isinstance(axis, dict):
-        return {name: take(a, axis[name], at) for name, a in argument.items()}
-    return argument if axis is None else tree_map(lambda t: t[at], argument)
-
-
-def _apart(argument: Any, axis: Any) -> Any:
-    """None in place of what clients share: vmap would unpack it anew at every step."""
-    if isinstance(axis, Info):
-        return Info(*(_apart(a, b) for a, b in zip(argument, axis)))
-    if isinstance(axis, dict):
-        return {name: _apart(a, axis[name]) for name, a in argument.items()}
-    return None if axis is None else argument
-
-
-def _joined(own: Any, argument: Any, axis: Any) -> Any:
-    """One client's `own`, which `_apart` gave, with what it shares."""
-    if isinstance(axis, Info):
-        return Info(*(_joined(o, a, b) for o, a, b in zip(own, argument, axis)))
-    if isinstance(axis, dict):
-        return {name: _joined(o, argument[name], axis[name]) for name, o in own.items()}
-    return argument if axis is None else own
 
 
 class Work(NamedTuple):
@@ -112,7 +43,7 @@ def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[...,
 
     def step(state: Any, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, at: Tensor, info: Info) -> Any:
         def one(state: Any, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, own: Any) -> Any:
-            known = _joined(own, info, axes)
+            known = joined(own, info, axes)
             masks = [None] * phase.batches if live is None else list(live.unbind(0))
             made = tuple(Batch(a, b, mask, at) for a, b, mask in zip(xs.unbind(0), ys.unbind(0), masks))
             new = phase.step(state, made[0] if phase.batches == 1 else made, Tape(noise), known)
@@ -120,7 +51,7 @@ def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[...,
             return new if live is None else only_if(live.any(), new, state)
 
         dims = (0, 0, 0, 0 if masked else None, 0, axes)
-        return together.over(one, dims)(state, xs, ys, live, noise, _apart(info, axes))
+        return together.over(one, dims)(state, xs, ys, live, noise, apart(info, axes))
 
     return step
 
@@ -160,7 +91,7 @@ class Steps:
                 if self.mode == "eager":
                     raise
                 lower = MODES[MODES.index(self.mode) + 1] if self.mode in MODES else "eager"
-                self.notes.append(f"steps run {lower} instead of {self.mode}: {_first_words(error)}")
+                self.notes.append(f"steps run {lower} instead of {self.mode}: {first_words(error)}")
                 self.mode = lower
                 self._made.clear()
 
@@ -176,7 +107,7 @@ class Steps:
             return self._made[key](inputs)
         except Exception as error:
             self._made[key] = REFUSED
-            self.notes.append(f"evaluation runs without a graph: {_first_words(error)}")
+            self.notes.append(f"evaluation runs without a graph: {first_words(error)}")
             return f(inputs)
 
     def _captures(self, work: Work) -> bool:
@@ -305,13 +236,6 @@ class Captured:
         _copy(self.inputs, inputs)
         self.graph.replay()
         return tree_map(torch.clone, self.outputs)
-
-
-def _first_words(error: BaseException) -> str:
-    """The first line of what went wrong first: the end of a capture fails for no reason of its own."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:160]
 
 
 def _aside(f: Callable[[], object]) -> None:
