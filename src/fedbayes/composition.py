@@ -142,7 +142,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, value in [pair for row in options.items() for pair in _each(*row)]:
         if name in REQUIREMENTS:
             words, fine = REQUIREMENTS[name]
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
             if not number or not fine(value):
                 raise InputError(f"{name} must be {words}, not {shown(value)}")
         if name in CHOICES and isinstance(value, str) and value not in CHOICES[name]:

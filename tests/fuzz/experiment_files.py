@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from harness import Verdict, command, judge
 
-PATIENCE = 12.0  # seconds until Ctrl-C
+PATIENCE = 25.0  # seconds until Ctrl-C
 MUCH = 20  # a whole number above it may ask for long work
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -130,10 +130,12 @@ def vary(table: dict[str, Any], rng: random.Random) -> None:
     """Give an option of the method another likely value."""
     from fedbayes.methods import METHODS
     from fedbayes.methods.options import defaults
+    from fedbayes.refined import OPTIONS as REFINING
 
     method = table.get("method")
     known = defaults(METHODS[method]) if isinstance(method, str) and method in METHODS else {}
-    plain = [n for n in known if n not in ("epochs", "flow_epochs", "server_epochs", "test_draws")]
+    refining = [] if "refine" in table.get("options", {}) else [name for name in REFINING if name != "refine"]
+    plain = [n for n in known if n not in ("epochs", "flow_epochs", "server_epochs", "test_draws", *refining)]
     if plain:
         name = rng.choice(plain)
         _inside(table, "options")[name] = neighbour(name, known[name], rng)
@@ -226,7 +228,7 @@ def content(seed: int) -> bytes:
     table = valid(rng)
     for _ in range(rng.choice((0, 1, 2, 3))):
         vary(table, rng)
-    for _ in range(rng.choice((0, 0, 1, 1, 1, 2, 2, 3))):
+    for _ in range(rng.choice((0, 0, 0, 1, 1, 1, 1, 2))):
         change(table, rng)
     if isinstance(table.get("rounds"), int) and table["rounds"] > 3 and rng.random() < 0.95:
         table["rounds"] = 1  # so many rounds are what was asked for, and no fault
@@ -247,16 +249,16 @@ def case(seed: int, folder: Path) -> Verdict:
     os.chdir(folder)
     path = folder / "experiment.toml"
     path.write_bytes(content(seed))
-    verdict = judge(command("run", path, "--output", folder / "run", patience=PATIENCE))
-    if verdict.kind == "stopped" and not ((folder / "run" / "config.toml").is_file() and _much(folder / "run")):
+    verdict = judge(command("run", path, "--output", folder / "run", patience=PATIENCE, enough=lambda: _long(folder)))
+    if verdict.kind == "stopped" and not _long(folder):
         return Verdict("hang", f"no end after {PATIENCE} s")
     if verdict.kind == "done" and not list((folder / "run").rglob("round-*.safetensors")):
         return Verdict("nothing", "exit code 0, and nothing was trained")
     return verdict
 
 
-def _much(folder: Path) -> bool:
-    """Whether the experiment asks for long work by some large number, or large data, so that it may take long."""
+def _long(folder: Path) -> bool:
+    """Whether training has begun, and the experiment asks for long work by some large number or large data."""
     import tomllib
 
     def largest(v: Any) -> float:
@@ -264,5 +266,8 @@ def _much(folder: Path) -> bool:
             return max(map(largest, v.values() if isinstance(v, dict) else v), default=0)
         return abs(v) if isinstance(v, int | float) and not isinstance(v, bool) else 0
 
-    table = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    config = folder / "run" / "config.toml"
+    if not config.is_file():
+        return False
+    table = tomllib.loads(config.read_text(encoding="utf-8"))
     return largest(table) > MUCH or not table["data"].startswith("fuzz_code:")

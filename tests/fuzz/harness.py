@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SECONDS = 30  # after which a case hangs
+TICK = 2.0  # seconds between two looks at the clock
 SPARE = 3 << 30  # bytes that a case may take beside what the process has
 FINE = ("done", "refused", "stopped")
 
@@ -47,8 +48,8 @@ class Reply(NamedTuple):
     trace: str = ""
 
 
-def command(*arguments: object, patience: float | None = None) -> Reply:
-    """The command line in this process; after `patience` seconds it is interrupted as by Ctrl-C."""
+def command(*arguments: object, patience: float = SECONDS, enough: Callable[[], bool] = lambda: False) -> Reply:
+    """The command line in this process; after `patience` seconds, or when it is `enough`, interrupted as by Ctrl-C."""
     import typer.main
 
     import fedbayes.cli
@@ -56,11 +57,17 @@ def command(*arguments: object, patience: float | None = None) -> Reply:
     if not hasattr(fedbayes.cli.app, "main"):  # the commands are put together once, not at each call
         fedbayes.cli.app = typer.main.get_command(fedbayes.cli.app)
     out, err, trace, code = io.StringIO(), io.StringIO(), "", 0
-    before = sys.argv, signal.signal(signal.SIGALRM, _interrupt)
+    end = time.monotonic() + patience
+
+    def interrupt(number: int, frame: Any) -> None:
+        if time.monotonic() > end or enough():
+            raise KeyboardInterrupt
+
+    before = sys.argv, signal.signal(signal.SIGALRM, interrupt)
     sys.argv = ["fedbayes", *map(str, arguments)]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            signal.setitimer(signal.ITIMER_REAL, patience or 0)
+            signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
             fedbayes.cli.main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -109,10 +116,6 @@ def _one_line(text: str) -> Verdict:
     if len(lines[0]) > 2000 or not lines[0].isprintable():
         return Verdict("lines", f"{len(lines[0])} characters: {lines[0][:200]!r}")
     return Verdict("refused", lines[0])
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _where(error: BaseException) -> str:

@@ -1,11 +1,13 @@
 """Run folders, damaged in one or more files: a command refuses, or gives the posterior that was trained."""
 
+import contextlib
 import io
 import json
 import os
 import random
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,7 @@ BASES: dict[str, dict[str, Any]] = {
     "images": {"data": "fuzz_code:pixels", "network": "mlp", "methods": ["fedavg", "feduab"], "options": {"epochs": 1}},
     "real": {"data": "fuzz_code:slope", "method": "fedag", "options": {"epochs": 1}},
 }
+ACTIVE = "active"  # two stages of active learning, of which the second is looked at
 HALF = "half"  # the run `own`, ended by a crash in its third round
 FREE = ("rounds", "device", "engine", "compile", "at_once", "checkpoint_every", "flower", "method")
 # How often each is tried; a report with figures and an export take seconds.
@@ -43,6 +46,7 @@ def home() -> Path:
 
 
 def _train(place: Path) -> None:
+    from fedbayes.study.active import Active, run_active
     from fedbayes.study.experiment import experiment_of
     from fedbayes.study.run import Watch, run
 
@@ -52,6 +56,9 @@ def _train(place: Path) -> None:
         run(experiment_of({**SMALL, **table}), place / name)
     for name in ("images", "real"):
         command("evaluate", place / name, "--repeats", 2, *(["--ood", "uniform-noise"] if name == "images" else []))
+
+    chosen = experiment_of({**SMALL, **BASES["point"], "rounds": 2})
+    run_active(chosen, Active("entropy", 4, 4, stages=2), place / ACTIVE)
 
     def crash(record: dict[str, Any]) -> None:
         if record["round"] == 3:
@@ -82,7 +89,11 @@ def _plain(value: Any) -> Any:
 
 @cache
 def expected(name: str) -> Posterior:
-    return posterior_in(home() / name)
+    return posterior_in(_looked_at(home() / name, name))
+
+
+def _looked_at(folder: Path, base: str) -> Path:
+    return folder / "stage-01" if base == ACTIVE else folder
 
 
 def lines(data: bytes, rng: random.Random) -> bytes:
@@ -220,7 +231,8 @@ def damage(folder: Path, rng: random.Random) -> str:
         _swap_rows(path)
     elif way < 0.65:
         own = next((d for name, d in BY_NAME.items() if path.name.endswith(name)), rng.choice(ANY))
-        path.write_bytes(own(path.read_bytes(), rng))
+        with contextlib.suppress(ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile):  # damaged before
+            path.write_bytes(own(path.read_bytes(), rng))
     else:
         path.write_bytes(rng.choice(ANY)(path.read_bytes(), rng))
     return str(path.relative_to(folder))
@@ -271,7 +283,7 @@ def case(seed: int, folder: Path) -> Verdict:
     if str(HERE) not in sys.path:
         sys.path.insert(0, str(HERE))
     rng = random.Random(f"folder {seed}")
-    base = rng.choice([*BASES, HALF, "own"])
+    base = rng.choice([*BASES, HALF, "own", ACTIVE])
     place = folder / "run"
     before = home()
     os.chdir(folder)
@@ -280,12 +292,14 @@ def case(seed: int, folder: Path) -> Verdict:
         for _ in range(rng.choice((1, 1, 2))):
             damage(place, rng)
     action = rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+    if base == ACTIVE and action not in ("report", "resume"):
+        action = "resume"
     verdict = act(action, place, base, folder)
     if verdict.kind == "stopped":
         return Verdict("hang", f"{action}: no end after {PATIENCE} s")
     if verdict.kind != "done" or action in ("report", "figures"):
         return verdict._replace(about=f"{action}: {verdict.about}")
-    return _compare(action, base, place)
+    return _compare(action, base, _looked_at(place, base))
 
 
 def _compare(action: str, base: str, place: Path) -> Verdict:
@@ -295,7 +309,7 @@ def _compare(action: str, base: str, place: Path) -> Verdict:
     if refusal is not None:
         # Own state is read when a client takes part, or makes its model; what a command did not need it may not see.
         return refusal if not refusal.fine else Verdict("done", f"{action}, then {refusal.about}")
-    now, then = (table_of(read(path / "config.toml")) for path in (place, home() / base))
+    now, then = (table_of(read(path / "config.toml")) for path in (place, _looked_at(home() / base, base)))
     if any(now.get(key) != then.get(key) for key in FREE):
         return Verdict("done", "another place, length or method was asked for")
     wanted = expected("own") if base == HALF and action == "resume" else expected(base)

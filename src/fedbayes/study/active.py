@@ -6,8 +6,8 @@ reports, predictions and resumption work on each.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbayes.border import reading, text_of
 from fedbayes.data import Clients
 from fedbayes.data.ragged import Ragged
 from fedbayes.errors import InputError, unknown
@@ -24,12 +25,13 @@ from fedbayes.noise import generator
 from fedbayes.predict import Predictive
 from fedbayes.study import toml
 from fedbayes.study.build import clients_of
-from fedbayes.study.experiment import Experiment, experiment_of, table_of
+from fedbayes.study.experiment import Experiment, experiment_of, table_in, table_of
 from fedbayes.study.run import Watch
 from fedbayes.study.run import run as train
 from fedbayes.trained import Run
 
 SETTINGS, PROGRESS = "active.toml", "active.json"
+LONGEST = 1 << 30  # bytes of active.json
 Score = Callable[[Predictive, torch.Generator], Tensor]
 
 # What makes a row worth a label, [N], higher first; each sees the prediction and random numbers of its own.
@@ -78,7 +80,7 @@ def run_active(
     clients = clients_of(experiment) if clients is None else clients
     if clients.data.kind == "real" and active.acquire != "random":
         raise InputError(f"{active.acquire} ranks predicted classes; {clients.data.name} has real targets")
-    known, acquired = _begun(clients, active, experiment.seed), _progress(folder)
+    known, acquired = _begun(clients, active, experiment.seed), _progress(folder, experiment, active)
     pools = [_without(clients.train_rows(k), rows) for k, rows in enumerate(known)]
     if not any(map(len, pools)):
         raise InputError(f"labelled = {active.labelled} leaves no client a row to ask for; lower it")
@@ -88,9 +90,10 @@ def run_active(
         (made,) = train(experiment, folder / f"stage-{stage:02d}", watch, clients=some).values()
         if stage == len(acquired):
             asked = [_choose(made, active, pools[k], (experiment.seed, stage, k)) for k in range(len(pools))]
-            acquired.append({"rows": [rows.tolist() for rows in asked], **_record(made, known, pools)})
+            entry = {"rows": [rows.tolist() for rows in asked], **_record(made, known, pools)}
+            acquired.append({**entry, "seal": _seal(entry, acquired, experiment, active)})
             write_atomically(folder / PROGRESS, (json.dumps(acquired) + "\n").encode())
-        records.append({key: v for key, v in acquired[stage].items() if key != "rows"})
+        records.append({key: v for key, v in acquired[stage].items() if key not in ("rows", "seal")})
         asked = [torch.tensor(rows, dtype=torch.int64) for rows in acquired[stage]["rows"]]
         known = [torch.cat([old, new]) for old, new in zip(known, asked)]
         pools = [_without(pool, new) for pool, new in zip(pools, asked)]
@@ -106,13 +109,9 @@ def resume_active(folder: str | Path, watch: Watch | None = None) -> list[dict[s
 def settings_in(folder: str | Path) -> tuple[Experiment, Active]:
     """The experiment of a folder, and how it asks for labels."""
     path = Path(folder) / SETTINGS
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "give the folder that `fedbayes run --active` wrote"):
+        table = table_in(text_of(path), str(path))
         return experiment_of(table["experiment"], str(path)), Active(**table["active"])
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} can't be read ({error}); give the folder that `fedbayes run --active` wrote"
-        ) from error
 
 
 def area(records: Sequence[Mapping[str, Any]], score: str = "accuracy") -> float:
@@ -124,8 +123,7 @@ def area(records: Sequence[Mapping[str, Any]], score: str = "accuracy") -> float
 
 def _claim(folder: Path, experiment: Experiment, active: Active) -> None:
     """Write down what the folder is for; refuse one that is for something else."""
-    chosen = {name: v for name, v in asdict(active).items() if v is not None}
-    text = toml.dumps({"active": chosen, "experiment": table_of(experiment)})
+    text = _settings(experiment, active)
     path = folder / SETTINGS
     if path.is_file():
         if settings_in(folder) != (experiment, active):
@@ -139,13 +137,29 @@ def _claim(folder: Path, experiment: Experiment, active: Active) -> None:
     write_atomically(path, text.encode())
 
 
-def _progress(folder: Path) -> list[dict[str, Any]]:
-    """What was acquired so far, one entry a stage."""
+def _settings(experiment: Experiment, active: Active) -> str:
+    chosen = {name: v for name, v in asdict(active).items() if v is not None}
+    return toml.dumps({"active": chosen, "experiment": table_of(experiment)})
+
+
+def _seal(entry: Mapping[str, Any], before: Sequence[Mapping[str, Any]], experiment: Experiment, active: Active) -> str:
+    """A checksum of a stage, of all stages before it, and of what was asked for: labels are never chosen anew."""
+    parts = [_settings(experiment, active), before[-1]["seal"] if before else "", json.dumps(entry)]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _progress(folder: Path, experiment: Experiment, active: Active) -> list[dict[str, Any]]:
+    """What was acquired so far, one entry for each stage."""
     path = folder / PROGRESS
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path} is not JSON ({error}); put it back from a copy") from error
+    if not path.is_file():
+        return []
+    with reading(path, "put it back from a copy"):
+        entries: list[dict[str, Any]] = json.loads(text_of(path, LONGEST))
+        for stage, entry in enumerate(entries):
+            plain = {key: v for key, v in entry.items() if key != "seal"}
+            if entry["seal"] != _seal(plain, entries[:stage], experiment, active):
+                raise ValueError(f"stage {stage} is not what was written, or {SETTINGS} has changed since")
+    return entries
 
 
 def _begun(clients: Clients, active: Active, seed: int) -> list[Tensor]:

@@ -88,7 +88,7 @@ def _whole(least: int) -> Callable[[Any], bool]:
 
 
 def _number(v: Any) -> bool:
-    return isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
+    return isinstance(v, int | float) and not isinstance(v, bool) and -math.inf < v < math.inf
 
 
 def _words(v: Any) -> bool:

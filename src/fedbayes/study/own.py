@@ -217,7 +217,7 @@ class OwnFiles:
         keep = {self.path(file): file for file in self.index.files.union(*needed)}
         if self.folder.is_dir():
             for path in self.folder.iterdir():
-                if path not in keep:
+                if path not in keep and not path.is_dir():
                     path.unlink(missing_ok=True)
         for file in keep.values():  # of the checkpoint before, for a later sweep
             self.index.rows.setdefault(file, 0)

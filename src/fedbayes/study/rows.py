@@ -117,12 +117,13 @@ def expect(path: Path, numbers: Sequence[int]) -> None:
     """Have the system load some rows of a file, which will be read soon; no more than a wish."""
     if not hasattr(os, "posix_fadvise"):
         return
-    with suppress(*BROKEN), path.open("rb", buffering=0) as file:
-        for column in _header(file)[1].values():
-            for number in numbers:
-                os.posix_fadvise(
-                    file.fileno(), column.start + number * column.size, column.size, os.POSIX_FADV_WILLNEED
-                )
+    with suppress(*BROKEN):
+        size_of(path)
+        with path.open("rb", buffering=0) as file:
+            for column in _header(file)[1].values():
+                for number in numbers:
+                    at = column.start + number * column.size
+                    os.posix_fadvise(file.fileno(), at, column.size, os.POSIX_FADV_WILLNEED)
 
 
 def _header(file: FileIO) -> tuple[str, dict[str, Column]]:

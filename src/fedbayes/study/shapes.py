@@ -48,6 +48,9 @@ def check_evaluation(arrays: Arrays) -> None:
     if axes.get("m") and axes.get("c", axes["m"]) != axes["m"]:
         raise ValueError(f"{axes['m']} class names for {axes['c']} classes")
     _check_pictures(arrays.get("thumbnails"))
+    for a, b in (("thumbnails", "thumbnail_rows"), ("score_names", "scores")):
+        if (a in arrays) != (b in arrays):
+            raise ValueError(f"{a} and {b} go together")
     if "labels" not in arrays:
         return
     labels, said = arrays["labels"], arrays.get("mean" if kind == "real" else "probs")
@@ -58,8 +61,6 @@ def check_evaluation(arrays: Arrays) -> None:
     if labels.size != (len(said) if kind == "classes" else said.size):
         raise ValueError(f"labels are {list(labels.shape)} for predictions {list(said.shape)}")
     _check_within("thumbnail_rows", arrays.get("thumbnail_rows"), 0, axes["n"])
-    if ("thumbnails" in arrays) != ("thumbnail_rows" in arrays):
-        raise ValueError("thumbnails and thumbnail_rows go together")
 
 
 def check_samples(arrays: Arrays) -> None:
