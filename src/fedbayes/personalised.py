@@ -14,9 +14,9 @@ from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.stacked import Stacked, train_all
 from fedbayes.errors import InputError
 from fedbayes.federation import LONE_NOISE, NOISE_PART, FederationState, Order, add_terms, broadcast_of
+from fedbayes.methods.refined import Refinement, refined_program
 from fedbayes.posterior import Parts
 from fedbayes.predict import Predictive, predictive
-from fedbayes.refined import Refinement, refined_program
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
 from fedbayes.task import Task, with_program
@@ -174,7 +174,6 @@ def in_units(task: Task, y: Tensor) -> Tensor:
 def refined_task(task: Task, **options: Any) -> Task:
     """A task whose clients refine their classifiers in another way; what has been trained is what it was."""
     asked = Refinement(**options)
-    asked.check()
     if asked.laplace != "end":
         raise InputError('laplace: after training, posteriors are fitted at the end; set laplace = "end"')
     data = task.clients.data

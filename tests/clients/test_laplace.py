@@ -186,7 +186,7 @@ def _sites():
 def _method(structure: str, prior: str = "evidence"):
     """FedAvg whose clients also send their classifier's posterior each round."""
     from fedbayes.clients.laplace import standard
-    from fedbayes.composition import Method
+    from fedbayes.methods import Composed
     from fedbayes.server.rules import RULES
 
     base = fedavg(batch=4, epochs=2)
@@ -203,7 +203,7 @@ def _method(structure: str, prior: str = "evidence"):
             rules={**program.rules, CLASSIFIER: rule},
         )
 
-    return Method("laplace", {}, build)
+    return Composed(program=build)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

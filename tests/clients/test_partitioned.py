@@ -11,7 +11,7 @@ from fedbayes.clients.client import Client, Phase, Upload
 from fedbayes.clients.partitioned import partitioned
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
-from fedbayes.methods import Method
+from fedbayes.methods import Composed
 from fedbayes.model import normal
 from fedbayes.posterior import Gaussian, softplus_inverse
 from fedbayes.training import Memory, fit, prepare
@@ -154,7 +154,7 @@ def trained(pairs, inner, *, rounds, damping=0.5, likelihood=SCALE, **options):
 
     network = nn.Linear(pairs[0][0].shape[1], 1, bias=False)
     task = prepare(
-        network, from_clients(pairs, kind="real"), method=Method("exact", {}, build), rounds=rounds,
+        network, from_clients(pairs, kind="real"), method=Composed(program=build), rounds=rounds,
         likelihood=normal(likelihood), **options,
     )  # fmt: skip
     own, most = Memory(), torch.zeros(2, 1, dtype=torch.float64)

@@ -128,9 +128,10 @@ def neighbour(name: str, default: Any, rng: random.Random) -> Any:
 
 def vary(table: dict[str, Any], rng: random.Random) -> None:
     """Give an option of the method another likely value."""
-    from fedbayes.methods import METHODS
     from fedbayes.methods.options import defaults
     from fedbayes.refined import OPTIONS as REFINING
+
+    from fedbayes.methods import METHODS
 
     method = table.get("method")
     known = defaults(METHODS[method]) if isinstance(method, str) and method in METHODS else {}
@@ -143,8 +144,9 @@ def vary(table: dict[str, Any], rng: random.Random) -> None:
 
 def change(table: dict[str, Any], rng: random.Random) -> None:
     """Damage one place of the table."""
-    from fedbayes.methods import METHODS, option_names
     from fedbayes.refined import OPTIONS as REFINING
+
+    from fedbayes.methods import METHODS, option_names
 
     way = rng.random()
     if way < 0.35:

@@ -14,7 +14,7 @@ from fedbayes.clients.client import Client, Phase, Upload
 from fedbayes.data import partition
 from fedbayes.engine.batches import schedule
 from fedbayes.federation import Program, open_round
-from fedbayes.methods import Method
+from fedbayes.methods import Composed
 from fedbayes.model import Model
 from fedbayes.server.rules import RULES
 from fedbayes.server.weighting import WEIGHTINGS
@@ -45,7 +45,7 @@ def engine(request):
 
 def _train(build, engine="loop", rounds_=3, clients=None, **options):
     """All progress, journal and own state of a hand-made method."""
-    method = Method("toy", {}, build)
+    method = Composed(program=build)
     task = prepare(_net(), clients or _clients(), method=method, rounds=rounds_, engine=engine, **options)
     own, seen = Memory(), []
     for progress, record in rounds(task, task.begin(), own):

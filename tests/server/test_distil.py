@@ -8,7 +8,7 @@ import fedbayes as fb
 from fedbayes.engine.batches import schedule
 from fedbayes.errors import InputError
 from fedbayes.methods import fedavg, fedbe, fedppd, fedppd_distill
-from fedbayes.methods.distilling import distil_options, pseudo_labels
+from fedbayes.methods.distilling import Distilling, pseudo_labels
 from fedbayes.model import Model, categorical
 from fedbayes.posterior import Draws, Point
 from fedbayes.server.distil import dirichlet_draws, ensemble, gaussian_draws
@@ -69,7 +69,7 @@ def test_pseudo_labels_are_the_mean_prediction_made_sharper(sharpen):
     model, nets = Model.of(_net(), categorical()), [_net(seed) for seed in range(3)]
     vectors = torch.stack([nn.utils.parameters_to_vector(net.parameters()).detach() for net in nets])
     parts = {"model": Point(vectors[0]), "members.model": Draws(vectors)}
-    options = distil_options(ensemble_draws=0, sharpen=sharpen)
+    options = Distilling(ensemble_draws=0, sharpen=sharpen)
     x = _inputs()
     with torch.no_grad():
         said = torch.stack([net(x).softmax(-1) for net in (nets[0], *nets)]).mean(0)

@@ -1,13 +1,15 @@
 """Code as a user would bring it to an experiment: data, a network, and a method whose clients keep state."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from fedbayes.clients.client import Client
 from fedbayes.data import Dataset, from_arrays, from_clients
-from fedbayes.methods import Method, Setting, fedavg
+from fedbayes.methods import Composed, Method, Setting, fedavg
+from fedbayes.options import option, positive, record
 from fedbayes.posterior import Point
 
 
@@ -41,13 +43,18 @@ def norm_net():
     return nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
 
 
-def momentum_at_home(*, lr: float = 0.1, blend: float = 0.5, server: str | None = None) -> Method:
+@record
+class momentum_at_home(Method):
     """FedAvg whose clients keep their last weights, and start between them and the broadcast."""
-    base = fedavg(lr=lr, epochs=2, batch=8, server=server)
 
-    def build(setting: Setting):
-        program = base.build(setting)
-        client = program.client
+    name: ClassVar[str] = "momentum_at_home"
+    lr: float = option("step size", positive, default=0.1, kind="scalar")
+    blend: float = option("share of the broadcast in a start", default=0.5)
+    server: str | None = option("optimiser at the server", default=None)
+
+    def compose(self, setting: Setting):
+        program = fedavg(lr=self.lr, epochs=2, batch=8, server=self.server).build(setting)
+        client, blend = program.client, self.blend
 
         def start(own, info):
             state = client.start({}, info)
@@ -67,15 +74,12 @@ def momentum_at_home(*, lr: float = 0.1, blend: float = 0.5, server: str | None 
         phase = client.phases[0]._replace(step=step)
         return program._replace(client=Client(start, (phase,), finish, first))
 
-    return replace(base, name="momentum_at_home", options={"lr": lr, "blend": blend}, build=build)
-
 
 def diverging(*, largest: int = 15) -> Method:
     """FedAvg in which the clients with more rows than `largest` come to infinite weights."""
-    base = fedavg(lr=0.1, epochs=1, batch=8)
 
-    def build(setting: Setting):
-        program = base.build(setting)
+    def compose(setting: Setting):
+        program = fedavg(lr=0.1, epochs=1, batch=8).build(setting)
 
         def finish(state, info):
             upload = program.client.finish(state, info)
@@ -84,4 +88,4 @@ def diverging(*, largest: int = 15) -> Method:
 
         return program._replace(client=program.client._replace(finish=finish))
 
-    return replace(base, build=build)
+    return Composed(program=compose)

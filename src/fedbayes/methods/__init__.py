@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from fedbayes.composition import Method, Setting
 from fedbayes.errors import unknown
-from fedbayes.methods.distilling import fedbe, fedppd_distill
-from fedbayes.methods.iterates import fedpa, fedswag
-from fedbayes.methods.options import call, option_names
-from fedbayes.methods.personal import bpfed, fedper, lg_fedavg, pfedbayes
-from fedbayes.methods.pfedpf import fedavg_pf, fedper_pf, lg_fedavg_pf
-from fedbayes.methods.points import fedag, fedavg, fedprox
-from fedbayes.methods.students import fedppd
-from fedbayes.methods.variational import feduab, fedvi, pvi
-from fedbayes.refined import refined
+from fedbayes.methods.distilling import FedBE as fedbe
+from fedbayes.methods.distilling import FedPPDDistill as fedppd_distill
+from fedbayes.methods.iterates import FedPA as fedpa
+from fedbayes.methods.iterates import FedSWAG as fedswag
+from fedbayes.methods.method import Composed, Method, Setting
+from fedbayes.methods.personal import BPFed as bpfed
+from fedbayes.methods.personal import FedPer as fedper
+from fedbayes.methods.personal import LGFedAvg as lg_fedavg
+from fedbayes.methods.personal import PFedBayes as pfedbayes
+from fedbayes.methods.pfedpf import FedAvgPF as fedavg_pf
+from fedbayes.methods.pfedpf import FedPerPF as fedper_pf
+from fedbayes.methods.pfedpf import LGFedAvgPF as lg_fedavg_pf
+from fedbayes.methods.points import FedAG as fedag
+from fedbayes.methods.points import FedAvg as fedavg
+from fedbayes.methods.points import FedProx as fedprox
+from fedbayes.methods.students import FedPPD as fedppd
+from fedbayes.methods.variational import PVI as pvi
+from fedbayes.methods.variational import FedUAB as feduab
+from fedbayes.methods.variational import FedVI as fedvi
 
 __all__ = [
     "METHODS",
+    "Composed",
     "Method",
     "Setting",
     "bpfed",
@@ -38,36 +48,22 @@ __all__ = [
     "lg_fedavg",
     "lg_fedavg_pf",
     "method_named",
-    "option_names",
     "pfedbayes",
     "pvi",
-    "refined",
 ]
 
-METHODS: dict[str, Callable[..., Method]] = {
-    "fedavg": fedavg,
-    "fedprox": fedprox,
-    "fedag": fedag,
-    "feduab": feduab,
-    "fedvi": fedvi,
-    "pvi": pvi,
-    "pfedbayes": pfedbayes,
-    "bpfed": bpfed,
-    "fedper": fedper,
-    "lg_fedavg": lg_fedavg,
-    "fedavg_pf": fedavg_pf,
-    "fedper_pf": fedper_pf,
-    "lg_fedavg_pf": lg_fedavg_pf,
-    "fedppd": fedppd,
-    "fedswag": fedswag,
-    "fedpa": fedpa,
-    "fedbe": fedbe,
-    "fedppd_distill": fedppd_distill,
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        *(fedavg, fedprox, fedag, feduab, fedvi, pvi),
+        *(pfedbayes, bpfed, fedper, lg_fedavg, fedavg_pf, fedper_pf, lg_fedavg_pf),
+        *(fedppd, fedswag, fedpa, fedbe, fedppd_distill),
+    )
 }
 
 
 def method_named(name: str, options: Mapping[str, Any] | None = None) -> Method:
-    """A method of the table with options, each checked by name."""
+    """A method of the table with options, each checked by name and value."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-    return call(METHODS[name], dict(options or {}))
+    return METHODS[name](**(options or {}))

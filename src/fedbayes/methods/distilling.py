@@ -4,101 +4,103 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedbayes.clients.soft import soft
-from fedbayes.composition import Method, Setting, check_options, optimiser_named
 from fedbayes.distillation import mixed, sharpened, soft_targets
 from fedbayes.federation import MEMBERS, Program
-from fedbayes.methods.options import builds_on, call, option_names, refuse
-from fedbayes.methods.points import fedavg
-from fedbayes.methods.students import fedppd, teacher_and_student
+from fedbayes.methods.groups import optimiser_named
+from fedbayes.methods.method import Method, Setting
+from fedbayes.methods.points import FedAvg, PointAveraging
+from fedbayes.methods.students import FedPPD
 from fedbayes.model import Model, Weights
+from fedbayes.options import (
+    at_least_one,
+    below_one,
+    not_negative,
+    one_of,
+    option,
+    positive,
+    record,
+    whole,
+    with_default,
+)
 from fedbayes.posterior import Draws, Parts
 from fedbayes.predict import each_draw
-from fedbayes.server.distil import Place, ensemble
+from fedbayes.server.distil import FITS, Place, ensemble
+from fedbayes.server.rules import Rule
 
 
-def distil_options(
-    *,
-    fit: str = "gaussian",
-    ensemble_draws: int = 10,
-    spread: float = 1.0,
-    sharpen: float = 0.5,
-    server_lr: float = 0.001,
-    server_student_lr: float = 0.001,
-    server_momentum: float = 0.9,
-    server_weight_decay: float = 0.0,
-    server_epochs: int = 20,
-    server_batch: int = 64,
-    swa_start: int = 500,
-    swa_every: int = 25,
-) -> dict[str, Any]:
-    """The options of a server that distils: FedBE's and FedPPD's, but for `spread`, which FedPPD's code has at 0.1."""
-    options = dict(locals())
-    check_options(options)
-    return options
+@record
+class Distilling(Method):
+    """A server that distils the cohort's networks on unlabelled inputs (FedBE; FedPPD, algorithm 3).
 
-
-@builds_on(distil_options, fedavg)
-def fedbe(**options: Any) -> Method:
-    """FedAvg with a server that distils an ensemble around the clients on unlabelled inputs (Chen & Chao, 2021)."""
-    refuse("fedbe", options, "server", "the server distils")
-    own = distil_options(**{k: options.pop(k) for k in option_names(distil_options) if k in options})
-    base = call(fedavg, options)
-
-    def build(setting: Setting) -> Program:
-        program = base.build(setting)
-        return distilling(program, {"server_lr": program.model}, own)
-
-    return Method("fedbe", {**base.options, **own}, build)
-
-
-@builds_on(distil_options, fedppd)
-def fedppd_distill(**options: Any) -> Method:
-    """FedPPD with a server that distils teachers and students on unlabelled inputs of its own (algorithm 3)."""
-    own = distil_options(**{k: options.pop(k) for k in option_names(distil_options) if k in options})
-    base = fedppd(**options)
-
-    def build(setting: Setting) -> Program:
-        program, teacher = teacher_and_student(setting, base.options)
-        return distilling(program, {"server_lr": teacher, "server_student_lr": program.model}, own)
-
-    return Method("fedppd_distill", {**base.options, **own}, build)
-
-
-def distilling(program: Program, models: Mapping[str, Model], options: Mapping[str, Any]) -> Program:
-    """The program with a server that distils the cohort's networks on unlabelled inputs (FedBE; FedPPD, algorithm 3).
-
-    Around each network's average a distribution is fitted to the uploads (`fit`, its width times `spread`); the mean
-    prediction of `ensemble_draws` draws of it, the average and the uploads, to the power 1 / `sharpen`, is the target
-    that the average learns in `server_epochs`, averaged over iterates from step `swa_start` on, every `swa_every`.
-    `models` are the networks by the name of their learning rate.
+    Around each network's average a distribution is fitted to the uploads; the mean prediction of draws of it, the
+    average and the uploads, to the power 1 / `sharpen`, is the target that the average learns.
     """
-    plain = {name: replace(model, augment=None) for name, model in models.items()}
-    client = soft(
-        plain,
-        optimiser=optimiser_named("sgd", options["server_momentum"]),
-        epochs=options["server_epochs"],
-        batch=options["server_batch"],
-        start=options["swa_start"],
-        every=options["swa_every"],
-        decay=options["server_weight_decay"],
+
+    fit: str = option("distribution that is fitted to the uploads", one_of(FITS), default="gaussian")
+    ensemble_draws: int = option("draws of it", whole(0, "a whole number of draws"), default=10)
+    spread: float = option("factor on its width; FedPPD's code has 0.1", positive, default=1.0)
+    sharpen: float = option("temperature of the targets", positive, default=0.5)
+    server_lr: float = option("step size at the server", positive, default=0.001, kind="scalar")
+    server_student_lr: float = option("step size of the student at the server", positive, default=0.001, kind="scalar")
+    server_momentum: float = option("of the server's SGD", below_one, default=0.9)
+    server_weight_decay: float = option("factor of the weights in the server's gradient", not_negative, default=0.0)
+    server_epochs: int = option("passes over the server's inputs", at_least_one, default=20)
+    server_batch: int = option("inputs in a step of the server", at_least_one, default=64)
+    swa_start: int = option(
+        "steps before the server's iterates are averaged", whole(0, "a whole number of steps"), default=500
     )
+    swa_every: int = option("steps between iterates that are averaged", at_least_one, default=25)
 
-    def targets(parts: Parts, x: Tensor, place: Place) -> Tensor:
-        return torch.stack([pseudo_labels(model, parts, x, options, place) for model in plain.values()], 1)
+    def distilling(self, program: Program, models: Mapping[str, Model]) -> Program:
+        """The program with such a server; `models` are the networks by the name of their learning rate."""
+        plain = {name: replace(model, augment=None) for name, model in models.items()}
+        client = soft(
+            plain,
+            optimiser=optimiser_named("sgd", self.server_momentum),
+            epochs=self.server_epochs,
+            batch=self.server_batch,
+            start=self.swa_start,
+            every=self.swa_every,
+            decay=self.server_weight_decay,
+        )
 
-    def scalars(number: int) -> Mapping[str, float]:
-        return {**program.options(number), **{name: options[name] for name in models}}
+        def targets(parts: Parts, x: Tensor, place: Place) -> Tensor:
+            return torch.stack([pseudo_labels(model, parts, x, self, place) for model in plain.values()], 1)
 
-    return program._replace(server_client=client, server_targets=targets, options=scalars)
+        return program._replace(server_client=client, server_targets=targets)
 
 
-def pseudo_labels(model: Model, parts: Parts, x: Tensor, options: Mapping[str, Any], place: Place) -> Tensor:
+@record
+class FedBE(PointAveraging, Distilling):
+    """FedAvg with a server that distils an ensemble around the clients on unlabelled inputs (Chen & Chao, 2021)."""
+
+    name: ClassVar[str] = "fedbe"
+    fixed: ClassVar[Mapping[str, str]] = {"server": "the server distils"}
+    rule: str | Rule = with_default(FedAvg, "rule", default="fedavg")
+
+    def compose(self, setting: Setting) -> Program:
+        program = self.averaged(setting, self.rule)
+        return self.distilling(program, {"server_lr": program.model})
+
+
+@record
+class FedPPDDistill(FedPPD, Distilling):
+    """FedPPD with a server that distils teachers and students on unlabelled inputs of its own (algorithm 3)."""
+
+    name: ClassVar[str] = "fedppd_distill"
+
+    def compose(self, setting: Setting) -> Program:
+        program, teacher = self.teacher_and_student(setting)
+        return self.distilling(program, {"server_lr": teacher, "server_student_lr": program.model})
+
+
+def pseudo_labels(model: Model, parts: Parts, x: Tensor, options: Distilling, place: Place) -> Tensor:
     """What the ensemble says of inputs [N, ...]: soft targets [N, S, C]."""
 
     def read(output: Tensor, weights: Weights) -> tuple[Tensor, ...]:
@@ -110,18 +112,18 @@ def pseudo_labels(model: Model, parts: Parts, x: Tensor, options: Mapping[str, A
             mixed(model.likelihood, each_draw(model, drawn, rows, read, (*place, "labels"))[0])
             for rows in x.split(1024 if x.device.type == "cpu" else 4096)
         ]
-    return sharpened(model.likelihood, torch.cat(pieces), options["sharpen"])
+    return sharpened(model.likelihood, torch.cat(pieces), options.sharpen)
 
 
-def _ensemble(model: Model, parts: Parts, options: Mapping[str, Any], place: Place) -> dict[str, Tensor]:
+def _ensemble(model: Model, parts: Parts, options: Distilling, place: Place) -> dict[str, Tensor]:
     """Weights [M + 1 + K, P] of each part. Draws and the average have the pooled buffers, an upload has its own."""
-    draws, drawn = options["ensemble_draws"], {}
+    draws, drawn = options.ensemble_draws, {}
     kept = {part: q.values for part in model.layouts if isinstance(q := parts.get(MEMBERS + part), Draws)}
     count = len(next(iter(kept.values())))
     for part in model.layouts:
         mean = parts[part].mean
         if part in model.trainable:
-            fitted = {"fit": options["fit"], "draws": draws, "spread": options["spread"]}
+            fitted: dict[str, Any] = {"fit": options.fit, "draws": draws, "spread": options.spread}
             drawn[part] = ensemble(mean, kept[part], **fitted, place=(*place, part))
         else:
             drawn[part] = torch.cat([mean.expand(draws + 1, -1), kept.get(part, mean.expand(count, -1))])

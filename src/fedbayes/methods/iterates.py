@@ -3,79 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 
 from fedbayes.clients.posterior_averaging import posterior_averaging
 from fedbayes.clients.swag import LEAST, swag
-from fedbayes.composition import Method, Setting, check_options
 from fedbayes.federation import Program
-from fedbayes.methods.options import builds_on, call, refuse
-from fedbayes.methods.points import fedavg
+from fedbayes.methods.groups import ServerStep
+from fedbayes.methods.method import Setting
+from fedbayes.methods.points import FedAvg, PointAveraging
+from fedbayes.options import at_least_one, not_negative, one_of, option, positive, record, share, whole, with_default
 from fedbayes.posterior import Gaussian, LowRank, Parts, Point
-from fedbayes.server.rules import rule_named
+from fedbayes.server.rules import RULES, rule_named
+
+COVARIANCES = {"diagonal": "independent weights", "low_rank": "the diagonal and the last deviations, half each"}
+POOLED = [name for name, rule in RULES.items() if Gaussian in rule.takes and not rule.needs_reference]
 
 
-@builds_on(fedavg)
-def fedswag(
-    *,
-    covariance: str = "diagonal",
-    rank: int = 10,
-    swag_rounds: int = 1,
-    swag_every: int = 1,
-    swag_start: float = 0.5,
-    swag_lr: float | None = None,
-    pooled: str = "nwa",
-    test_draws: int = 20,
-    **options: Any,
-) -> Method:
+@record
+class FedSWAG(ServerStep, PointAveraging):
     """FedAvg, and SWAG on every client in the last `swag_rounds` rounds (Maddox et al., 2019; Linsner et al., 2021).
 
-    `covariance` "low_rank": the diagonal and the last `rank` deviations, half each; the server keeps all factors.
-    Iterates count every `swag_every` steps after the share `swag_start` of a round's, at rate `swag_lr` (`lr` where it
-    is not given). `pooled` is the rule for the normals; that of low rank has the mean of the clients' covariances.
+    With `covariance` "low_rank" the server keeps all factors: the mean of the clients' covariances.
     """
-    own = {k: v for k, v in locals().items() if k != "options"}
-    check_options(own)
-    refuse("fedswag", options, "rule", "it is `pooled`")
-    return collecting(call(fedavg, options), own)
 
+    name: ClassVar[str] = "fedswag"
+    fixed: ClassVar[Mapping[str, str]] = {"rule": "it is `pooled`"}
+    covariance: str = option("of the clients' normals", one_of(COVARIANCES), default="diagonal")
+    rank: int = option("deviations that are kept, where covariance = low_rank", whole(2), default=10)
+    swag_rounds: int = option("last rounds in which clients collect iterates", at_least_one, default=1, kind="server")
+    swag_every: int = option("steps between iterates that count", at_least_one, default=1, kind="scalar")
+    swag_start: float = option("share of a round's steps before iterates count", share, default=0.5, kind="scalar")
+    swag_lr: float | None = option(
+        "step size while iterates are collected; lr where it is not given", positive, default=None, kind="server"
+    )
+    pooled: str = option("rule for the normals", one_of(POOLED), default="nwa", kind="server", importable=True)
+    test_draws: int = option("draws in prediction", at_least_one, default=20, kind="server")
 
-@builds_on(fedavg)
-def fedpa(
-    *,
-    samples: int = 5,
-    shrinkage: float = 0.01,
-    burn_share: float = 0.4,
-    plain_rounds: int = 0,
-    server: str = "sgd",
-    server_lr: float = 0.2,
-    **options: Any,
-) -> Method:
-    """FedPA: clients send Sigma^-1 (broadcast - mean) of their posterior samples (Al-Shedivat et al., 2021).
-
-    `samples` means of consecutive iterates after a share `burn_share` of a round's steps; `shrinkage` is the paper's
-    rho. The server's optimiser takes the averaged deltas for gradients. The first `plain_rounds` are FedAvg's.
-    """
-    own = {"samples": samples, "shrinkage": shrinkage, "burn_share": burn_share, "plain_rounds": plain_rounds}
-    check_options(own)
-    return averaging(call(fedavg, {"server": server, "server_lr": server_lr, **options}), own)
-
-
-def collecting(base: Method, options: Mapping[str, Any]) -> Method:
-    """The base method, whose clients run SWAG in the last rounds; their normals are pooled, and predict."""
-    rank = options["rank"] if options["covariance"] == "low_rank" else 0
-
-    def build(setting: Setting) -> Program:
-        program = base.build(setting)
+    def compose(self, setting: Setting) -> Program:
+        """Clients that run SWAG in the last rounds; their normals are pooled, and predict."""
+        program = self.averaged(setting, "fedavg")._replace(server_optimiser=self.server_optimiser)
+        rank = self.rank if self.covariance == "low_rank" else 0
         first = program.initial["model"]
 
         def scalars(number: int) -> Mapping[str, float]:
-            last = number >= setting.rounds - options["swag_rounds"]
-            own = {name: options[name] for name in ("swag_every", "swag_start")}
-            rate = {"lr": options["swag_lr"]} if last and options["swag_lr"] is not None else {}
-            return {**program.options(number), **own, "collect": float(last), **rate}
+            last = number >= setting.rounds - self.swag_rounds
+            rate = {"lr": self.swag_lr} if last and self.swag_lr is not None else {}
+            return {**program.options(number), "collect": float(last), **rate}
 
         def points(broadcast: Parts, scalars: Mapping[str, float] | None = None) -> Parts:
             return {part: Point(q.mean, q.layout) for part, q in broadcast.items()}
@@ -94,27 +69,37 @@ def collecting(base: Method, options: Mapping[str, Any]) -> Method:
                 **program.initial,
                 "model": Gaussian(first.mean, torch.full_like(first.mean, LEAST), first.layout),
             },
-            rules={**program.rules, "model": rule_named(options["pooled"])},
+            rules={**program.rules, "model": rule_named(self.pooled)},
             options=scalars,
             reference=points,
             uploaded=uploaded,
             members=rank > 0,
-            test_draws=options["test_draws"],
         )
 
-    return Method("fedswag", {**base.options, **options}, build)
 
+@record
+class FedPA(FedAvg):
+    """FedPA: clients send Sigma^-1 (broadcast - mean) of their posterior samples (Al-Shedivat et al., 2021).
 
-def averaging(base: Method, options: Mapping[str, Any]) -> Method:
-    """The base method, whose clients step by the covariance of samples of their own posterior."""
+    A sample is the mean of consecutive iterates. The server's optimiser takes the averaged deltas for gradients.
+    """
 
-    def build(setting: Setting) -> Program:
-        program = base.build(setting)
+    name: ClassVar[str] = "fedpa"
+    samples: int = option("posterior samples of a client in a round", at_least_one, default=5)
+    shrinkage: float = option(
+        "of the samples' covariance to the identity, the paper's rho", not_negative, default=0.01, kind="scalar"
+    )
+    burn_share: float = option("share of a round's steps before the first sample", share, default=0.4, kind="scalar")
+    plain_rounds: int = option(
+        "first rounds that are FedAvg's", whole(0, "a whole number of rounds"), default=0, kind="server"
+    )
+    server: str | None = with_default(ServerStep, "server", default="sgd")
+    server_lr: float = with_default(ServerStep, "server_lr", default=0.2)
+
+    def compose(self, setting: Setting) -> Program:
+        program = super().compose(setting)
 
         def scalars(number: int) -> Mapping[str, float]:
-            own = {name: options[name] for name in ("burn_share", "shrinkage")}
-            return {**program.options(number), **own, "average": float(number >= options["plain_rounds"])}
+            return {**program.options(number), "average": float(number >= self.plain_rounds)}
 
-        return program._replace(client=posterior_averaging(program.client, samples=options["samples"]), options=scalars)
-
-    return Method("fedpa", {**base.options, **options}, build)
+        return program._replace(client=posterior_averaging(program.client, samples=self.samples), options=scalars)

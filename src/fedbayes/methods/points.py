@@ -3,139 +3,136 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 
-from fedbayes.composition import (
-    Method,
-    Setting,
-    by_round,
-    check_dropout,
-    check_options,
-    is_linear,
-    model_of,
-    point_client,
-    server_optimiser,
-)
+from fedbayes.clients.client import Client
+from fedbayes.clients.point import point
 from fedbayes.errors import InputError
-from fedbayes.federation import Program, check_rules, static_rules
-from fedbayes.methods.options import builds_on, call, refinable
+from fedbayes.federation import NOISE, Program, check_rules, static_rules
+from fedbayes.methods.composition import check_batch, check_dropout, in_schedule, is_linear, model_of
+from fedbayes.methods.groups import Descent, Schedule, ServerStep, Statistics, optimiser_named
+from fedbayes.methods.method import Setting
+from fedbayes.methods.refined import Refining
+from fedbayes.model import Model
+from fedbayes.options import at_least_one, flag, not_negative, one_of, option, positive, record, with_default
 from fedbayes.posterior import Gaussian, Parts, Point
-from fedbayes.server.rules import Rule, rule_named
-from fedbayes.server.weighting import weighting_named
+from fedbayes.server.rules import RULES, Rule, rule_named
+from fedbayes.server.weighting import WEIGHTINGS, Weighting, weighting_named
+
+PREDICTORS = {
+    "bootstrap": "the clients' networks as an ensemble",
+    "monte_carlo": "draws from the normal",
+    "closed": "in closed form, for a linear network",
+}
 
 
-@refinable
-def fedavg(
-    *,
-    lr: float = 0.05,
-    epochs: int = 5,
-    batch: int = 10,
-    optimiser: str = "sgd",
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    proximal: float = 0.0,
-    lr_decay: float = 1.0,
-    lr_silent: int = 0,
-    lr_within: str = "constant",
-    lr_drop: float = 0.85,
-    lr_drop_every: int = 1,
-    clip: float = 0.0,
-    adversarial: float = 0.0,
-    rule: str | Rule = "fedavg",
-    weighting: str = "size",
-    server: str | None = None,
-    server_lr: float = 1.0,
-    server_momentum: float = 0.9,
-    norm_passes: int = 0,
-    mc_dropout: bool = False,
-    test_draws: int = 20,
-) -> Method:
-    """Point clients averaged by size (McMahan et al., 2017); `proximal` > 0 holds them near the broadcast.
+@record
+class PointTraining(Schedule, Descent):
+    """How clients train points."""
 
-    `mc_dropout` keeps dropout on in prediction. The learning rate is multiplied by `lr_decay` each round after
-    `lr_silent` rounds; `lr_within` "falling" takes it linearly to 0 within each, "steps" multiplies it by
-    `lr_drop` after each `lr_drop_every` epochs. `clip` > 0 is the largest norm of a
-    gradient, `adversarial` > 0 the length of a step uphill in each input, trained on beside the input itself.
-    `server`: "sgd" (momentum) or "adam" on the pooled mean. BatchNorm's statistics are averages of the clients', or,
-    with `norm_passes` > 0, those of the pooled network, taken by so many more passes over the cohort's rows.
-    """
-    options = dict(locals())
-    check_options(options)
+    weight_decay: float = option("factor of the weights in the gradient", not_negative, default=0.0, kind="switch")
+    clip: float = option("largest norm of a gradient; 0: none", not_negative, default=0.0, kind="switch")
 
-    def build(setting: Setting) -> Program:
-        check_dropout(setting, mc_dropout)
+    def client(self, setting: Setting, model: Model, proximal: float = 0.0, adversarial: float = 0.0) -> Client:
+        """The point client that the options ask for."""
+        check_batch(setting, model, self.batch)
+        pulls = {"weight_decay": self.weight_decay, "proximal": proximal}
+        client = point(
+            model,
+            optimiser=optimiser_named(self.optimiser, self.momentum),
+            epochs=self.epochs,
+            batch=self.batch,
+            pull=tuple(name for name, strength in pulls.items() if strength),
+            clip=self.clip > 0,
+            falling=self.lr_within == "falling",
+            adversarial=adversarial > 0,
+        )
+        return in_schedule(client, self.lr_within)
+
+
+@record
+class PointAveraging(Refining, Statistics, PointTraining):
+    """Point clients that are averaged, whatever the server does then."""
+
+    proximal: float = option(
+        "clients pay proximal / 2 * |w - broadcast|^2 (Li et al., 2020)", not_negative, default=0.0, kind="switch"
+    )
+    adversarial: float = option(
+        "length of a step uphill in each input, trained on beside the input itself",
+        not_negative,
+        default=0.0,
+        kind="switch",
+    )
+    weighting: str | Weighting = option(
+        "how clients are weighed", one_of(WEIGHTINGS), default="size", kind="server", importable=True
+    )
+    mc_dropout: bool = option("dropout stays on in prediction", flag, default=False)
+    test_draws: int = option("draws in prediction, with mc_dropout", at_least_one, default=20, kind="server")
+
+    def averaged(self, setting: Setting, rule: str | Rule) -> Program:
+        """The program of point clients under a rule."""
+        check_dropout(setting, self.mc_dropout)
         model = model_of(setting, None)
-        client = point_client(setting, model, options)
-        initial: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
-        scalars = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "proximal": proximal,
-            "clip": clip,
-            "adversarial": adversarial,
-            "lr_drop": lr_drop,
-            "lr_drop_every": lr_drop_every,
-        }
         program = Program(
             model,
-            client,
-            initial,
+            self.client(setting, model, self.proximal, self.adversarial),
+            {part: Point(v, model.layouts[part]) for part, v in model.initial().items()},
             {part: rule_named(rule) for part in model.trainable} | static_rules(model),
-            weighting_named(weighting),
-            by_round(scalars, lr_decay, lr_silent),
-            dropout=mc_dropout,
-            test_draws=test_draws,
-            server_optimiser=server_optimiser(server, server_lr, server_momentum),
-            norm_passes=norm_passes,
+            weighting_named(self.weighting),
+            self.by_round(),
+            dropout=self.mc_dropout,
+            test_draws=self.test_draws,
+            norm_passes=self.norm_passes,
         )
         check_rules(program)
         return program
 
-    return Method("fedprox" if proximal else "fedavg", options, build)
+
+@record
+class FedAvg(ServerStep, PointAveraging):
+    """Point clients averaged by size (McMahan et al., 2017); `proximal` > 0 holds them near the broadcast."""
+
+    name: ClassVar[str] = "fedavg"
+    rule: str | Rule = option("how points are pooled", one_of(RULES), default="fedavg", kind="server", importable=True)
+
+    def compose(self, setting: Setting) -> Program:
+        return self.averaged(setting, self.rule)._replace(server_optimiser=self.server_optimiser)
 
 
-@refinable
-@builds_on(fedavg)
-def fedprox(*, proximal: float = 0.01, **options: Any) -> Method:
+@record
+class FedProx(FedAvg):
     """FedAvg whose clients pay proximal / 2 * |w - broadcast|^2 (Li et al., 2020)."""
-    if not proximal > 0:
-        raise InputError(f"proximal must be positive for fedprox, not {proximal}; fedavg is the method with 0")
-    return call(fedavg, {"proximal": proximal, **options})
+
+    name: ClassVar[str] = "fedprox"
+    proximal: float = option("strength of the pull to the broadcast", positive, default=0.01, kind="scalar")
 
 
-def fedag(
-    *,
-    lr: float = 0.06,
-    epochs: int = 40,
-    batch: int = 1,
-    optimiser: str = "sgd",
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    lr_decay: float = 1.0,
-    lr_silent: int = 0,
-    lr_within: str = "falling",
-    lr_drop: float = 0.85,
-    lr_drop_every: int = 1,
-    clip: float = 10.0,
-    weighting: str = "equal",
-    predict: str = "bootstrap",
-    noise: str = "heldout",
-    test_draws: int = 100,
-) -> Method:
-    """FedAG: point clients go on from the mean; the server fits a normal to their weights (Thorgeirsson, 2021).
+@record
+class FedAG(PointTraining):
+    """FedAG: point clients go on from the mean; the server fits a normal to their weights (Thorgeirsson, 2021)."""
 
-    `predict`: "bootstrap" (the clients' networks as an ensemble), "monte_carlo" (`test_draws` from the normal), or
-    "closed" (eq. 6, for a linear network). `noise` is the observation noise of a regression: "none" (eq. 5 alone),
-    "own", "train", "heldout" or "calibrated", see `federation.NOISE`; "likelihood" is the likelihood's own.
-    """
-    options = dict(locals())
-    check_options(options)
+    name: ClassVar[str] = "fedag"
+    lr: float = with_default(Descent, "lr", default=0.06)
+    epochs: int = with_default(Descent, "epochs", default=40)
+    batch: int = with_default(Descent, "batch", default=1)
+    lr_within: str = with_default(Schedule, "lr_within", default="falling")
+    clip: float = with_default(PointTraining, "clip", default=10.0)
+    weighting: str | Weighting = option(
+        "how clients are weighed", one_of(WEIGHTINGS), default="equal", kind="server", importable=True
+    )
+    predict: str = option(
+        "by the clients' networks, draws of the normal, or closed form", one_of(PREDICTORS), default="bootstrap"
+    )
+    noise: str = option("where the observation noise of a regression comes from", one_of(NOISE), default="heldout")
+    test_draws: int = option(
+        'draws in prediction, where predict = "monte_carlo"', at_least_one, default=100, kind="server"
+    )
 
-    def build(setting: Setting) -> Program:
+    def compose(self, setting: Setting) -> Program:
         model = model_of(setting, None)
-        if predict == "closed" and not is_linear(setting.network):
+        if self.predict == "closed" and not is_linear(setting.network):
             raise InputError('predict = "closed" is the form of a linear network; use "bootstrap" or "monte_carlo"')
         start = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         # Before the first round nobody disagrees. A Gaussian all the same: every broadcast has one shape and size.
@@ -147,26 +144,17 @@ def fedag(
         def points(broadcast: Parts, scalars: Mapping[str, float] | None = None) -> Parts:
             return {part: Point(q.mean, q.layout) for part, q in broadcast.items()}
 
-        scalars = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "clip": clip,
-            "lr_drop": lr_drop,
-            "lr_drop_every": lr_drop_every,
-        }
         return Program(
             model,
-            point_client(setting, model, options),
+            self.client(setting, model),
             spread,
             {part: rule_named("fedag") for part in model.trainable} | static_rules(model),
-            weighting_named(weighting),
-            by_round(scalars, lr_decay, lr_silent),
+            weighting_named(self.weighting),
+            self.by_round(),
             reference=points,
             uploaded=points,
-            test_draws=test_draws,
-            members=predict == "bootstrap",
-            closed=predict == "closed",
-            noise=noise if setting.likelihood.kind == "real" else "likelihood",
+            test_draws=self.test_draws,
+            members=self.predict == "bootstrap",
+            closed=self.predict == "closed",
+            noise=self.noise if setting.likelihood.kind == "real" else "likelihood",
         )
-
-    return Method("fedag", options, build)

@@ -5,101 +5,128 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from fedbayes.clients.langevin import langevin
-from fedbayes.composition import Method, Setting, check_batch, check_options, model_of, optimiser_named
+from fedbayes.clients.langevin import COOLING, SCHEDULES, UPLOADS, langevin
+from fedbayes.clients.schedules import WITHIN
 from fedbayes.errors import InputError
 from fedbayes.federation import Program, static_rules
+from fedbayes.methods.composition import check_batch, model_of
+from fedbayes.methods.groups import Descent, Schedule, optimiser_named
+from fedbayes.methods.method import Setting
 from fedbayes.model import Model, in_precision_of
 from fedbayes.networks.papers import network_named
+from fedbayes.options import (
+    at_least_one,
+    below_one,
+    flag,
+    not_negative,
+    one_of,
+    option,
+    positive,
+    record,
+    up_to_one,
+    whole,
+    with_default,
+)
 from fedbayes.posterior import Parts, Point
 from fedbayes.samplers import SAMPLERS, Sampler
 from fedbayes.server.rules import rule_named
-from fedbayes.server.weighting import weighting_named
+from fedbayes.server.weighting import WEIGHTINGS, Weighting, weighting_named
 
 STUDENT = "student"
 
 
-def fedppd(
-    *,
-    student: str | nn.Module | None = None,
-    lr: float = 0.05,
-    student_lr: float = 0.05,
-    epochs: int = 5,
-    batch: int = 10,
-    sampler: str = "sgld",
-    temperature: float = 1.0,
-    cooling: str = "constant",
-    burn_in: int = 0,
-    thin: int = 1,
-    schedule: str = "interleaved",
-    upload: str = "map",
-    friction: float = 0.1,
-    memory: float = 0.99,
-    momentum: float = 0.0,
-    weight_decay: float = 1e-4,
-    input_noise: float = 0.001,
-    teacher_dropout: bool = False,
-    lr_decay: float = 1.0,
-    lr_silent: int = 0,
-    lr_within: str = "constant",
-    student_lr_within: str = "constant",
-    lr_drop: float = 0.85,
-    lr_drop_every: int = 1,
-    weighting: str = "size",
-) -> Method:
+@record
+class FedPPD(Schedule):
     """FedPPD: Langevin draws of a teacher, distilled on each client into a student that predicts (Bhatt et al., 2024).
 
-    `student` is a network, or the name of one; by default it is built as the teacher is. `temperature` 1 is the
-    posterior: theta -= lr / 2 grad U + N(0, T lr / n). As published: `temperature` 4 with `cooling` "1/n", `schedule`
-    "epochs", `upload` "last", `lr_within` "steps". `friction` is of sampler "sghmc", `memory` of "psgld", `momentum` of
-    the student's SGD. `burn_in` are epochs of a round before the student learns, from every `thin`-th draw.
+    `temperature` 1 is the posterior: theta -= lr / 2 grad U + N(0, T lr / n). As published: `temperature` 4 with
+    `cooling` "1/n", `schedule` "epochs", `upload` "last", `lr_within` "steps".
     """
-    options = dict(locals())
-    check_options(options)
-    _check_epochs(epochs, burn_in, thin)
 
-    return Method("fedppd", options, lambda setting: teacher_and_student(setting, options)[0])
-
-
-def teacher_and_student(setting: Setting, options: Mapping[str, Any]) -> tuple[Program, Model]:
-    """FedPPD's program, whose model is the student, and the teacher."""
-    teacher, student = model_of(setting, None), student_of(setting, options["student"])
-    for model in (teacher, student):
-        check_batch(setting, model, options["batch"])
-    names = ("epochs", "batch", "burn_in", "thin", "schedule", "upload", "cooling")
-    client = langevin(
-        teacher,
-        student,
-        sampler=_sampler(options["sampler"], options["friction"], options["memory"]),
-        optimiser=optimiser_named("sgd", options["momentum"]),
-        **{name: options[name] for name in names},
-        within=options["lr_within"],
-        student_within=options["student_lr_within"],
-        dropout=options["teacher_dropout"],
+    name: ClassVar[str] = "fedppd"
+    student: str | nn.Module | None = option(
+        "a network, or the name of one; by default built as the teacher is", default=None
+    )
+    lr: float = with_default(Descent, "lr", default=0.05)
+    student_lr: float = option("step size of the student", positive, default=0.05, kind="scalar")
+    epochs: int = with_default(Descent, "epochs", default=5)
+    batch: int = with_default(Descent, "batch", default=10)
+    sampler: str = option("of the teacher's weights", one_of(SAMPLERS), default="sgld")
+    temperature: float = option("of the teacher's posterior", not_negative, default=1.0, kind="scalar")
+    cooling: str = option("what the temperature is multiplied by", one_of(COOLING), default="constant")
+    burn_in: int = option(
+        "epochs of a round before the student learns", whole(0, "a whole number of epochs"), default=0
+    )
+    thin: int = option("the student learns from every so many draws", at_least_one, default=1)
+    schedule: str = option("when the student learns", one_of(SCHEDULES), default="interleaved")
+    upload: str = option("which draw of the teacher is sent", one_of(UPLOADS), default="map")
+    friction: float = option("of sghmc", up_to_one, default=0.1)
+    memory: float = option("of psgld", below_one, default=0.99)
+    momentum: float = option("of the student's SGD", below_one, default=0.0)
+    weight_decay: float = option("precision of the prior, per row", not_negative, default=0.0001, kind="scalar")
+    input_noise: float = option(
+        "scale of the noise on inputs that the student sees", not_negative, default=0.001, kind="scalar"
+    )
+    teacher_dropout: bool = option("the teacher keeps its dropout while it teaches", flag, default=False)
+    student_lr_within: str = option("how student_lr falls within a round", one_of(WITHIN), default="constant")
+    weighting: str | Weighting = option(
+        "how clients are weighed", one_of(WEIGHTINGS), default="size", kind="server", importable=True
     )
 
-    def scalars(number: int) -> Mapping[str, float]:
-        fixed = ("temperature", "weight_decay", "input_noise", "lr_drop", "lr_drop_every")
-        decay = options["lr_decay"] ** max(0, number - options["lr_silent"])
-        rates = {name: options[name] * decay for name in ("lr", "student_lr")}
-        return {name: options[name] for name in fixed} | rates
+    def check(self) -> None:
+        left = self.epochs - self.burn_in
+        if left < self.thin or left % self.thin:
+            raise InputError(
+                f"epochs - burn_in = {left} must be a positive multiple of thin = {self.thin}, "
+                "or the student never learns"
+            )
 
-    program = Program(
-        student,
-        client,
-        points_of(teacher) | points_of(student),
-        averages_of(teacher) | averages_of(student),
-        weighting_named(options["weighting"]),
-        scalars,
-        main=STUDENT,
-        constants=teacher.frozen,
-    )
-    return program, teacher
+    def compose(self, setting: Setting) -> Program:
+        return self.teacher_and_student(setting)[0]
+
+    def teacher_and_student(self, setting: Setting) -> tuple[Program, Model]:
+        """FedPPD's program, whose model is the student, and the teacher."""
+        teacher, student = model_of(setting, None), student_of(setting, self.student)
+        for model in (teacher, student):
+            check_batch(setting, model, self.batch)
+        client = langevin(
+            teacher,
+            student,
+            sampler=_sampler(self.sampler, self.friction, self.memory),
+            optimiser=optimiser_named("sgd", self.momentum),
+            epochs=self.epochs,
+            batch=self.batch,
+            burn_in=self.burn_in,
+            thin=self.thin,
+            schedule=self.schedule,
+            upload=self.upload,
+            cooling=self.cooling,
+            within=self.lr_within,
+            student_within=self.student_lr_within,
+            dropout=self.teacher_dropout,
+        )
+        fixed = self.scalars()
+
+        def scalars(number: int) -> Mapping[str, float]:
+            decay = self.lr_decay ** max(0, number - self.lr_silent)
+            return {**fixed, "lr": self.lr * decay, "student_lr": self.student_lr * decay}
+
+        program = Program(
+            student,
+            client,
+            points_of(teacher) | points_of(student),
+            averages_of(teacher) | averages_of(student),
+            weighting_named(self.weighting),
+            scalars,
+            main=STUDENT,
+            constants=teacher.frozen,
+        )
+        return program, teacher
 
 
 def student_of(setting: Setting, student: str | nn.Module | None) -> Model:
@@ -131,11 +158,3 @@ def averages_of(model: Model) -> dict[str, Any]:
 
 def _sampler(name: str, friction: float, memory: float) -> Sampler:
     return SAMPLERS[name](**{"sghmc": {"friction": friction}, "psgld": {"memory": memory}}.get(name, {}))
-
-
-def _check_epochs(epochs: int, burn_in: int, thin: int) -> None:
-    left = epochs - burn_in
-    if left < thin or left % thin:
-        raise InputError(
-            f"epochs - burn_in = {left} must be a positive multiple of thin = {thin}, or the student never learns"
-        )

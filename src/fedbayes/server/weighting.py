@@ -74,7 +74,10 @@ WEIGHTINGS: dict[str, Weighting] = {
 }
 
 
-def weighting_named(name: str) -> Weighting:
+def weighting_named(name: str | Weighting) -> Weighting:
+    """A weighting by its name in the table, or itself."""
+    if isinstance(name, Weighting):
+        return name
     if name not in WEIGHTINGS:
         raise unknown("weighting", name, WEIGHTINGS)
     return WEIGHTINGS[name]

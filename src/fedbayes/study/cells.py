@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from fedbayes.errors import unknown
 from fedbayes.files import write_atomically
-from fedbayes.methods import METHODS, method_named, option_names
+from fedbayes.methods import METHODS, method_named
+from fedbayes.options import options_of
 from fedbayes.posterior import save
 from fedbayes.study.experiment import Experiment, table_of
 from fedbayes.study.recording import Recording
@@ -236,7 +237,7 @@ def _told(value: Any) -> Any:
 def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of an experiment's table by name, with defaults in place of what it does not name."""
     whole = {**vars(Experiment()), **table}
-    known = option_names(METHODS[whole["method"]])
+    known = options_of(METHODS[whole["method"]])
     options = {name: v for name, v in whole["options"].items() if name in known}
     whole["options"] = method_named(whole["method"], options).options
     flat = {name: v for name, v in whole.items() if not isinstance(v, Mapping)}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -12,11 +10,12 @@ from fedbayes.clients.client import Client
 from fedbayes.clients.laplace import CLASSIFIER, PRIORS, Laplace, standard, with_laplace
 from fedbayes.clients.refine import FLOW_PRIORS, Flow, grafted, refine
 from fedbayes.clients.trajectory import with_swag
-from fedbayes.composition import Method, Setting, check_options
 from fedbayes.curvature import STRUCTURES, check_curvature
-from fedbayes.errors import InputError, unknown
+from fedbayes.errors import InputError
 from fedbayes.federation import Gather, Program
 from fedbayes.group import HEAD, Group, group_of
+from fedbayes.methods.method import Method, Setting
+from fedbayes.options import at_least_one, one_of, option, options_of, patterns, positive, record
 from fedbayes.posterior import Parts, Point
 from fedbayes.server.rules import rule_named
 
@@ -27,71 +26,65 @@ REFINEMENTS = {
     "flow": "a chain of radial flows over that posterior, fitted to the client's rows",
 }
 POSTERIORS = {"laplace": "by the curvature of the likelihood", "swag": "moments of further steps of the classifier"}
+AFTER = {"received": "the model as it was received", "trained": "one more round of training first"}
 WHEN = {"end": "when personal models are made, at the broadcast", "every": "every round, beside the network"}
 
 
-@dataclass(frozen=True)
-class Refinement:
-    """How clients make their classifier's posterior their own; see `refined`."""
+@record
+class Refinement(Method):
+    """How clients make their classifier's posterior their own; what trains is not changed by it.
 
-    refine: str = "flow"
-    classifier: tuple[str, ...] = (HEAD,)
-    posterior: str = "laplace"
-    hessian: str = "kron"
-    prior_of: str = "evidence"
-    prior_precision: float = 1.0
-    laplace: str = "end"
-    after: str = "received"
-    flow_length: int = 10
-    flow_epochs: int = 20
-    flow_batch: int = 128
-    flow_draws: int = 4
-    flow_lr: float = 1e-3
-    flow_prior: str = "sent"
-    walk_epochs: int = 5
-    walk_lr: float = 0.01
+    Of a network of points whose classifier is shared, clients' posteriors are pooled by moment matching (eq. 15).
+    """
+
+    refine: str | None = option("what a personal model is made by", one_of(REFINEMENTS), default="flow", rare=True)
+    classifier: tuple[str, ...] = option("patterns of the classifier's weights", patterns, default=(HEAD,), rare=True)
+    posterior: str = option("how the pooled posteriors are found", one_of(POSTERIORS), default="laplace", rare=True)
+    hessian: str = option("structure of the curvature", one_of(STRUCTURES), default="kron", rare=True)
+    prior_of: str = option("prior of Laplace's posterior", one_of(PRIORS), default="evidence", rare=True)
+    prior_precision: float = option(
+        'of the prior, where prior_of = "fixed"', positive, default=1.0, kind="scalar", rare=True
+    )
+    laplace: str = option("when posteriors are pooled", one_of(WHEN), default="end", rare=True)
+    after: str = option("whether the client first trains once more", one_of(AFTER), default="received", rare=True)
+    flow_length: int = option("steps of the chain", at_least_one, default=10, rare=True)
+    flow_epochs: int = option("passes over a client's rows", at_least_one, default=20, rare=True)
+    flow_batch: int = option("rows in a step", at_least_one, default=128, rare=True)
+    flow_draws: int = option("draws in a step", at_least_one, default=4, rare=True)
+    flow_lr: float = option("Adam's step size", positive, default=0.001, kind="scalar", rare=True)
+    flow_prior: str = option('with "own" a client\'s rows count once', one_of(FLOW_PRIORS), default="sent", rare=True)
+    walk_epochs: int = option('passes of the classifier, where posterior = "swag"', at_least_one, default=5, rare=True)
+    walk_lr: float = option("their step size", positive, default=0.01, kind="scalar", rare=True)
+
+
+OPTIONS = tuple(options_of(Refinement))
+
+
+@record
+class Refining(Refinement):
+    """A method whose clients may refine their classifier's posterior at home: `refine`, and what goes with it."""
+
+    refine: str | None = option(
+        "what a personal model is made by; None: the method's own way", one_of(REFINEMENTS), default=None, rare=True
+    )
 
     def check(self) -> None:
-        """Refuse options that make no sense, each by name."""
-        tables: dict[str, Mapping[str, Any]] = {
-            "refine": REFINEMENTS,
-            "posterior": POSTERIORS,
-            "hessian": STRUCTURES,
-            "prior_of": PRIORS,
-            "laplace": WHEN,
-            "flow_prior": FLOW_PRIORS,
-            "after": {"received": None, "trained": None},
-        }
-        for name, table in tables.items():
-            if getattr(self, name) not in table:
-                raise unknown(name, getattr(self, name), table)
-        check_options({name: value for name, value in vars(self).items() if name not in tables})
+        defaults = {name: f.default for name, f in options_of(self).items()}
+        changed = [name for name in OPTIONS if getattr(self, name) != defaults[name]]
+        if changed and self.refine is None:
+            raise InputError(f'{changed[0]} goes with a refinement: set refine = "flow" or "laplace"')
 
-
-OPTIONS = tuple(Refinement.__dataclass_fields__)
-
-
-def refined(base: Method, **options: Any) -> Method:
-    """`base`, whose clients refine their classifier's posterior at home; it trains as before.
-
-    `refine` is "tune", "none", "laplace" or "flow" (see `REFINEMENTS`). `classifier` are patterns of weights; `hessian`
-    is "kron", "diag" or "full"; `prior_of` "evidence", "fixed" (`prior_precision`) or "broadcast". Of a network of
-    points whose classifier is shared, clients' posteriors are pooled by moment matching (eq. 15): `laplace` = "end",
-    when personal models are made, or "every" round. `after` "trained": the client first trains once more.
-    `flow_*`: length of the chain, passes, rows and draws in a step, Adam's learning rate, and `flow_prior`, the
-    prior: "sent", or "own", with which a client's rows count once. `posterior` "swag": the pooled posteriors are
-    moments of `walk_epochs` more passes of the classifier at `walk_lr`.
-    """
-    asked = Refinement(**{**options, "classifier": tuple(options.get("classifier", (HEAD,)))})
-    asked.check()
-
-    def build(setting: Setting) -> Program:
+    def build(self, setting: Setting) -> Program:
+        program = self.compose(setting)
+        if self.refine is None:
+            return program
         if setting.y is None:
             raise InputError("refine: the setting must say how targets look (y) and how many rows a client has (most)")
-        return refined_program(base.build(setting), asked, setting.x, setting.y, setting.most)
+        return refined_program(program, self, setting.x, setting.y, setting.most)
 
-    name = f"{base.name}_pf" if asked.refine == "flow" else base.name
-    return Method(name, {**base.options, **{n: getattr(asked, n) for n in OPTIONS}}, build)
+    def scalars(self) -> dict[str, float]:
+        own = super().scalars()
+        return own if self.refine else {name: v for name, v in own.items() if name not in OPTIONS}
 
 
 def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, most: int) -> Program:
@@ -107,7 +100,7 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
         raise InputError(
             "refine: this method predicts by an ensemble of networks; there is no one classifier to refine"
         )
-    group = group_of(model, model.module, asked.classifier, x)
+    group = group_of(model, model.module, tuple(asked.classifier), x)
     check_curvature(group, asked.hessian)
     laplace = Laplace(group, asked.hessian, asked.prior_of)
     flow = Flow(asked.flow_length, asked.flow_epochs, asked.flow_batch, asked.flow_draws, asked.flow_prior)

@@ -1,0 +1,101 @@
+"""Groups of options that several methods share, each written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedbayes.clients.schedules import WITHIN
+from fedbayes.methods.method import Method
+from fedbayes.optimisers import OPTIMISERS, Optimiser
+from fedbayes.options import (
+    at_least_one,
+    below_one,
+    one_of,
+    option,
+    positive,
+    record,
+    up_to_one,
+    whole,
+)
+
+Options = Callable[[int], Mapping[str, float]]
+
+
+@record
+class Descent(Method):
+    """How clients descend."""
+
+    lr: float = option("step size", positive, default=0.05, kind="scalar")
+    epochs: int = option("passes over a client's rows per round", at_least_one, default=5)
+    batch: int = option("rows in a step", at_least_one, default=10)
+    optimiser: str = option("of the clients", one_of(OPTIMISERS), default="sgd")
+    momentum: float = option("of sgd", below_one, default=0.0)
+
+
+@record
+class Schedule(Method):
+    """How the step size falls."""
+
+    lr_decay: float = option("factor on lr per round", up_to_one, default=1.0, kind="server")
+    lr_silent: int = option(
+        "rounds before lr_decay begins", whole(0, "a whole number of rounds"), default=0, kind="server"
+    )
+    lr_within: str = option("how lr falls within a round", one_of(WITHIN), default="constant")
+    lr_drop: float = option('factor on lr per drop, where lr_within is "steps"', up_to_one, default=0.85, kind="scalar")
+    lr_drop_every: int = option("epochs between drops", whole(1, "a whole number of epochs"), default=1, kind="scalar")
+
+    def by_round(self) -> Options:
+        """The numbers that clients read, with the step size of each round."""
+        scalars = self.scalars()
+        return lambda number: {**scalars, "lr": scalars["lr"] * self.lr_decay ** max(0, number - self.lr_silent)}
+
+
+@record
+class ServerStep(Method):
+    """An optimiser of the server's own, whose gradient is the pooled mean's move (Reddi et al., 2021)."""
+
+    server: str | None = option(
+        "its name; None: the pool is taken as it is", one_of(OPTIMISERS), default=None, kind="server"
+    )
+    server_lr: float = option("step size of the server", positive, default=1.0, kind="server")
+    server_momentum: float = option("of sgd at the server", below_one, default=0.9, kind="server")
+
+    @property
+    def server_optimiser(self) -> tuple[Optimiser, float] | None:
+        if self.server is None:
+            return None
+        return optimiser_named(self.server, self.server_momentum), self.server_lr
+
+
+@record
+class Statistics(Method):
+    """How BatchNorm's statistics are pooled."""
+
+    norm_passes: int = option(
+        "passes over the cohort's rows that take BatchNorm's statistics of the pooled network; 0: they are averaged",
+        whole(0, "a whole number of passes"),
+        default=0,
+    )
+
+
+@record
+class PaperDraws(Method):
+    """The papers' Z: one number for draws in training and in prediction."""
+
+    draws: int | None = option("sets train_draws and test_draws where they are not given", at_least_one, default=None)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options but `draws`, which the two that it sets stand for."""
+        return {name: v for name, v in super().options.items() if name != "draws"}
+
+    def resolve(self, train: int, test: int) -> None:
+        """Fill in the draws that were not given."""
+        for name, default in (("train_draws", train), ("test_draws", test)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default if self.draws is None else self.draws)
+
+
+def optimiser_named(name: str, momentum: float) -> Optimiser:
+    return OPTIMISERS[name](momentum) if name == "sgd" else OPTIMISERS[name]()

@@ -1,0 +1,87 @@
+"""What a method is: a record of options that composes a program for a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from fedbayes.errors import InputError
+from fedbayes.federation import Program
+from fedbayes.model import Augment, Likelihood
+from fedbayes.options import check_names, check_values, options_of, record
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is built for: a network, a likelihood, a batch of inputs, and how inputs and targets are read."""
+
+    network: nn.Module
+    likelihood: Likelihood
+    x: Tensor
+    frozen: tuple[str, ...] = ()
+    prepare: Callable[[Tensor], Tensor] | None = None
+    units: tuple[Tensor, Tensor] | None = None
+    bfloat16: bool = False
+    augment: Augment | None = None
+    seed: int = 0
+    rounds: int = 1
+    y: Tensor | None = None  # a target
+    most: int = 0  # rows of the largest client
+    cohort: int = 1  # clients of a round
+
+
+@record
+class Method:
+    """A named composition: its fields are its options, and `compose(setting)` binds it to a network.
+
+    Fields are checked by name and value when a method is made. `fixed` are options that others have and this method
+    does not leave open, each with the reason.
+    """
+
+    name: ClassVar[str] = "method"
+    fixed: ClassVar[Mapping[str, str]] = {}
+
+    def __new__(cls, **options: Any) -> Method:
+        for name, why in cls.fixed.items():
+            if name in options:
+                raise InputError(f"{name} is fixed in {cls.name}: {why}")
+        check_names(cls.name, options, [f.name for f in fields(cls)])
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse options that do not go together."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options by name, defaults included."""
+        return {name: getattr(self, name) for name in options_of(self)}
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers that clients read in a round."""
+        numbers = {n: f for n, f in options_of(self).items() if f.metadata["kind"] in ("scalar", "switch")}
+        return {name: getattr(self, name) for name in numbers if getattr(self, name) is not None}
+
+    def build(self, setting: Setting) -> Program:
+        """The method bound to a network."""
+        return self.compose(setting)
+
+    def compose(self, setting: Setting) -> Program:
+        raise NotImplementedError(f"{type(self).__name__} does not say how it is composed")
+
+
+@record
+class Composed(Method):
+    """A composition by hand: `program(setting)` gives it."""
+
+    name: ClassVar[str] = "composed"
+    program: Callable[[Setting], Program]
+
+    def compose(self, setting: Setting) -> Program:
+        return self.program(setting)

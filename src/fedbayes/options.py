@@ -1,0 +1,143 @@
+"""Options as records: each option's type, default, meaning, check, choices and kind stand in one place.
+
+Signatures, checks, the table in the docs, experiment files and sweeps all read the same record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from inspect import Signature, signature
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
+
+from fedbayes.errors import InputError, shown, unknown
+
+Class = TypeVar("Class", bound=type)
+
+# What may differ between members of a sweep that are one tensor program.
+KINDS = {
+    "program": "part of the program: members that differ in it are trained apart",
+    "scalar": "a number that the program reads",
+    "switch": "a number that the program reads, but without it (0) the program is another",
+    "server": "known to the server alone, or to the first broadcast",
+}
+
+
+class Check(NamedTuple):
+    """A requirement in words and as a test; where the value must be one of a table's names, that table."""
+
+    words: str
+    holds: Callable[[Any], bool]
+    choices: Collection[str] | None = None
+
+
+def is_number(v: Any) -> bool:
+    """Whether a value is a finite number; true and false are not."""
+    return isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
+
+
+def number(words: str, holds: Callable[[Any], bool]) -> Check:
+    return Check(words, lambda v: is_number(v) and holds(v))
+
+
+def whole(least: int, words: str = "a whole number") -> Check:
+    """A whole number that is not below `least`."""
+    bound = "" if least == 0 else f" of at least {least}" if " of " not in words else f", at least {least}"
+    return Check(words + bound, lambda v: is_number(v) and isinstance(v, int) and v >= least)
+
+
+def one_of(choices: Collection[str]) -> Check:
+    """A name of a table; an object, such as a rule of the user's own, is left to whoever uses it."""
+    plain = bool | int | float | list | tuple | Mapping
+    holds: Callable[[Any], bool] = lambda v: v in choices if isinstance(v, str) else not isinstance(v, plain)
+    return Check("text", holds, choices)
+
+
+def each(check: Check) -> Check:
+    """The same requirement of one value, or of each in a table of values by pattern."""
+    return check._replace(
+        holds=lambda v: all(map(check.holds, v.values())) if isinstance(v, Mapping) else check.holds(v)
+    )
+
+
+def _texts(v: Any) -> bool:
+    return isinstance(v, list | tuple) and all(isinstance(word, str) for word in v)
+
+
+positive = number("positive", lambda v: v > 0)
+not_negative = number("not negative", lambda v: v >= 0)
+share = number("a share in [0, 1)", lambda v: 0 <= v < 1)
+below_one = number("in [0, 1)", lambda v: 0 <= v < 1)
+up_to_one = number("in (0, 1]", lambda v: 0 < v <= 1)
+at_least_one = whole(1)
+flag = Check("true or false", lambda v: isinstance(v, bool))
+patterns = Check("a list of names", _texts)
+
+
+def option(
+    about: str,
+    check: Check | None = None,
+    *,
+    default: Any,
+    kind: str = "program",
+    importable: bool = False,
+    rare: bool = False,
+) -> Any:
+    """A field of a record: what it means, what it must be, its default, and its kind (see `KINDS`).
+
+    `None` is allowed where it is the default. `importable`: an experiment file may name an object of the user's own,
+    as package.module:name. `rare` ones are shown last.
+    """
+    assert kind in KINDS
+    metadata = {"about": about, "check": check, "kind": kind, "importable": importable, "rare": rare}
+    return field(default=default, metadata=metadata)
+
+
+def with_default(cls: Any, name: str, *, default: Any) -> Any:
+    """A field of a record again, with another default: what a method fixes otherwise than the group it shares."""
+    return field(default=default, metadata=options_of(cls)[name].metadata)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, with_default))
+def record(cls: Class) -> Class:
+    """A frozen dataclass with keyword arguments only, whose signature shows rare options last."""
+    made: Any = dataclass(frozen=True, kw_only=True)(cls)
+    rare = {f.name for f in fields(made) if f.metadata.get("rare")}
+    shown = sorted(signature(made.__init__).parameters.values(), key=lambda p: p.name in rare)
+    made.__signature__ = Signature([p for p in shown if p.name != "self"])
+    return made
+
+
+def options_of(cls: Any) -> dict[str, Field[Any]]:
+    """The options of a record by name."""
+    return {f.name: f for f in fields(cls) if "about" in f.metadata}
+
+
+def check_names(what: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that is no option, and say which is nearest."""
+    for name in given:
+        if name not in known:
+            raise unknown(f"option of {what}", name, known)
+
+
+def check_values(values: Any) -> None:
+    """Refuse values of a record that do not meet their check, each by name."""
+    for name, f in options_of(values).items():
+        value, check = getattr(values, name), f.metadata["check"]
+        if check is None or (value is None and f.default is None):
+            continue
+        if check.choices is not None and isinstance(value, str) and not check.holds(value):
+            raise unknown(name, value, check.choices)
+        if not check.holds(value):
+            raise InputError(f"{name} must be {check.words}, not {shown(value)}")
+
+
+def described(cls: Any) -> list[tuple[str, str, str, str]]:
+    """Rows of a table: name, default, what it must be, what it means."""
+    rows = []
+    for name, f in options_of(cls).items():
+        default = "" if f.default is MISSING else repr(f.default)
+        check = f.metadata["check"]
+        rows.append((name, default, "" if check is None else check.words, f.metadata["about"]))
+    return rows

@@ -1,0 +1,74 @@
+"""Every option of every method is a record: checked by name and value, told in words, and of a known kind."""
+
+import inspect
+from dataclasses import replace
+
+import pytest
+
+import fedbayes as fb
+from fedbayes.errors import InputError
+from fedbayes.methods import METHODS, Method, method_named
+from fedbayes.options import KINDS, described, option, options_of, positive, record
+
+CASES = [(method, name) for method in METHODS for name in options_of(METHODS[method])]
+UNCHECKED = {"student"}  # a network, or the name of one: whoever builds it says what is wrong
+
+
+@pytest.mark.parametrize(("method", "name"), CASES)
+def test_no_value_escapes_its_check(method: str, name: str) -> None:
+    metadata = options_of(METHODS[method])[name].metadata
+    assert metadata["about"]
+    assert metadata["kind"] in KINDS
+    if name in UNCHECKED:
+        return
+    wrong = float("nan") if metadata["kind"] in ("scalar", "switch") else -1.5
+    wrong = "no such name" if metadata["check"].choices is not None else wrong
+    with pytest.raises(InputError, match=name) as caught:
+        METHODS[method](**{name: wrong})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_shows_its_options_in_its_signature(method: str) -> None:
+    parameters = inspect.signature(getattr(fb.methods, method)).parameters
+    assert set(parameters) == set(options_of(METHODS[method]))
+    assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values())
+    assert [row[0] for row in described(METHODS[method])]
+    last = list(parameters)[-1]
+    assert options_of(METHODS[method])[last].metadata["rare"] or "refine" not in parameters
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_options_give_the_same_method_again(method: str) -> None:
+    made = METHODS[method]()
+    assert method_named(method, made.options) == made
+    assert replace(made) == made
+
+
+def test_a_mistyped_option_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"unknown option of feduab 'kl_wieght': did you mean 'kl_weight'"):
+        fb.methods.feduab(kl_wieght=1e-3)
+
+
+@pytest.mark.parametrize(("method", "name"), [(m, n) for m in METHODS for n in METHODS[m].fixed])
+def test_what_a_method_fixes_is_refused_with_its_reason(method: str, name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} is fixed in {method}: {METHODS[method].fixed[name][:20]}"):
+        METHODS[method](**{name: "anything"})
+
+
+def test_a_users_method_is_checked_like_the_librarys() -> None:
+    @record
+    class Own(Method):
+        name = "own"
+        lr: float = option("step size", positive, default=0.1, kind="scalar")
+
+    assert Own(lr=0.5).scalars() == {"lr": 0.5}
+    with pytest.raises(InputError, match="lr must be positive"):
+        Own(lr=0)
+
+
+def test_draws_set_both_numbers_unless_they_are_given() -> None:
+    assert fb.methods.feduab(draws=5).train_draws == fb.methods.feduab(draws=5).test_draws == 5
+    method = fb.methods.bpfed(draws=5, test_draws=50)
+    assert (method.train_draws, method.test_draws) == (5, 50)
+    assert "draws" not in method.options
