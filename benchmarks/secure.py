@@ -18,6 +18,7 @@ from measure import Figures, federation
 
 import fedbayes as fb
 from fedbayes.data import Dataset
+from fedbayes.flower.answers import answer
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.kept import Kept, in_memory
 from fedbayes.flower.node import Node, Trained
@@ -63,8 +64,8 @@ class Here:
     def push(self, kind: str, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]:
         for k, letter in letters.items():
             gone = k in self.silent and kind in ("train", "train.masked")
-            answer = self.nodes_here[k].answer(kind, letter, self.kept[k])
-            self.inbox[f"{kind} {k}"] = "it is gone" if gone else answer
+            reply = answer(self.nodes_here[k], kind, letter, self.kept[k])
+            self.inbox[f"{kind} {k}"] = "it is gone" if gone else reply
         return {f"{kind} {k}": k for k in letters}
 
     def pull(self, ids: Iterable[str]) -> list[tuple[str, Answer]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from fedbayes.flower.answers import answer
 from fedbayes.flower.kept import Kept, in_file
 from fedbayes.flower.node import Node
 from fedbayes.flower.post import Answer
@@ -52,7 +53,7 @@ class InProcess:
             kept = in_file(self.folder / f"{node}") if self.folder else in_memory()
             self.made[key] = Node(self.experiment.only(key[0]), node - 100), kept
         made, kept = self.made[key]
-        return made.answer(kind, letter, kept)
+        return answer(made, kind, letter, kept)
 
     def pull(self, ids: Iterable[str]) -> list[tuple[str, Answer]]:
         # The last sent answers first: no sum may depend on the order.

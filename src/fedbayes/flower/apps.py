@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedbayes.errors import InputError
+from fedbayes.flower.answers import answer
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.grid import GridPost, content_of, letter_of
 from fedbayes.flower.kept import Kept, Slot, in_file
@@ -85,7 +86,7 @@ def _answer(x: Experiment, kind: str, letter: Letter, context: Context, state: s
         return Letter({"refused": f"method is {method!r}, not one of {', '.join(x.all_methods)}"}, {})
     device = str(context.node_config.get("device", x.device))
     node = Node(replace(x.only(method), device=device), client)
-    return node.answer(kind, letter, _kept(context, state, f"{letter.head.get('run')}.{method}.{client}"))
+    return answer(node, kind, letter, _kept(context, state, f"{letter.head.get('run')}.{method}.{client}"))
 
 
 def _kept(context: Context, folder: str | Path | None, name: str) -> Kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +14,8 @@ from fedbayes.federation import contribute
 from fedbayes.flower import masks
 from fedbayes.flower.fixed import METRIC, flat, quantise, split
 from fedbayes.flower.kept import Kept
+from fedbayes.flower.node import Node
 from fedbayes.flower.wire import Letter, Refused
-
-if TYPE_CHECKING:
-    from fedbayes.flower.node import Node
 
 # Each letter may follow only the one before it, in one round: a server that asks twice could subtract what it got.
 ORDER = {

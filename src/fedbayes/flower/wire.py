@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import fedbayes
 from fedbayes.posterior import KINDS, Gaussian, Parts, Posterior, check, flatten_parts, map_tensors, unflatten_parts
 from fedbayes.study.checkpoint import FREE
 from fedbayes.study.experiment import Experiment, table_of
+from fedbayes.version import __version__
 
 FORMAT = 1
 HELD = "held"  # as the tensors are held: float32, or float64 where the network is
@@ -73,7 +73,7 @@ def head_of(experiment: Experiment, layouts: str) -> Head:
     """What the letters of a federation have in common; a letter adds its round and what it is about."""
     return {
         "format": FORMAT,
-        "version": fedbayes.__version__,
+        "version": __version__,
         "method": experiment.method,
         "experiment": fingerprint(experiment),
         "layouts": layouts,
