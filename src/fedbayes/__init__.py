@@ -4,6 +4,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedbayes.version import __version__
+
 if TYPE_CHECKING:
     from fedbayes import calibrate, data, methods, ood, scores
     from fedbayes.data import partition
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 # Read when torch is first loaded, so it must be said before.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-__version__ = "0.1.0"
 __all__ = [
     "Draws",
     "Flowed",
@@ -29,6 +30,7 @@ __all__ = [
     "Layout",
     "Point",
     "Run",
+    "__version__",
     "calibrate",
     "data",
     "fit",

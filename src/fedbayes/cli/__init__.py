@@ -13,11 +13,11 @@ from typing import Annotated
 
 import typer
 
-import fedbayes
 from fedbayes.cli import train, use, published, lists, federate
 from fedbayes.cli.plain import make_safe
 from fedbayes.cli.shared import app
 from fedbayes.errors import InputError, printable
+from fedbayes.version import __version__
 
 __all__ = ["app", "federate", "lists", "main", "published", "train", "use"]
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 def _version(asked: bool) -> None:
     if asked:
-        print(fedbayes.__version__)
+        print(__version__)
         raise typer.Exit
 
 

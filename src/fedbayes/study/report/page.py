@@ -7,7 +7,6 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-import fedbayes
 from fedbayes.study.report.certainty import calibration, intervals, plane, retained
 from fedbayes.study.report.drawing import page_style, svg
 from fedbayes.study.report.gallery import gallery, three
@@ -17,6 +16,7 @@ from fedbayes.study.report.material import Card, Figure, Material, Section
 from fedbayes.study.report.outside import outside
 from fedbayes.study.report.overview import closing, missing, settings, what_was_run
 from fedbayes.study.report.people import clients
+from fedbayes.version import __version__
 
 STUCK = 6  # with more runs their boxes do not stay in view: they would cover the page
 SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
@@ -50,7 +50,7 @@ def page(material: Material, title: str) -> str:
         f"<header><h1>{escape(title)}</h1>{what_was_run(material)}{missing(material)}</header>\n"
         f"{_controls(material)}\n<nav aria-label=Sections>{links}</nav>\n"
         f"<main>\n{''.join(map(_section, sections))}</main>\n"
-        f"<footer>fedbayes {escape(fedbayes.__version__)}</footer>\n</body>\n</html>\n"
+        f"<footer>fedbayes {escape(__version__)}</footer>\n</body>\n</html>\n"
     )
 
 
