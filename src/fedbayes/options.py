@@ -50,7 +50,10 @@ def whole(least: int, words: str = "a whole number") -> Check:
 def one_of(choices: Collection[str]) -> Check:
     """A name of a table; an object, such as a rule of the user's own, is left to whoever uses it."""
     plain = bool | int | float | list | tuple | Mapping
-    holds: Callable[[Any], bool] = lambda v: v in choices if isinstance(v, str) else not isinstance(v, plain)
+
+    def holds(v: Any) -> bool:
+        return v in choices if isinstance(v, str) else not isinstance(v, plain)
+
     return Check("text", holds, choices)
 
 

@@ -53,6 +53,7 @@ class BPFed(FedVI, PaperDraws):
     """
 
     name: ClassVar[str] = "bpfed"
+    prior: str | None = with_default(FedVI, "prior", default="broadcast")
     home: tuple[str, ...] = option("patterns of weights that never leave a client", patterns, default=(HEAD,))
     train_draws: int = with_default(Variational, "train_draws", default=None)
     test_draws: int = with_default(Variational, "test_draws", default=None)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbayes.clients.partitioned import own_model, partitioned
+from fedbayes.clients.partitioned import FIRST, own_model, partitioned
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.errors import InputError
 from fedbayes.federation import Program, check_rules, static_rules
@@ -107,10 +107,16 @@ class Variational(Refining, Statistics, ServerStep, Schedule, Descent):
 
 @record
 class FedVI(Variational):
-    """Variational clients under any rule, weighting, prior and estimator."""
+    """Variational clients under any rule, weighting, prior and estimator.
+
+    Rules that narrow (ws, wc, conflation) have a fixed prior by default: their broadcast would be a prior that is
+    harder with every round, until a step of size `lr` on its KL diverges.
+    """
 
     name: ClassVar[str] = "fedvi"
-    prior: str = option("of the clients", one_of(PRIORS), default="broadcast")
+    prior: str | None = option(
+        "of the clients; None: the broadcast, but fixed under rules that narrow", one_of(PRIORS), default=None
+    )
     division: float = option("of the squared first scale at each next layer", positive, default=1.0, kind="server")
     rule: str | Rule = option(
         "how Gaussians are pooled", one_of(RULES), default="log_pool", kind="server", importable=True
@@ -119,7 +125,13 @@ class FedVI(Variational):
         "how clients are weighed", one_of(WEIGHTINGS), default="size", kind="server", importable=True
     )
 
+    def check(self) -> None:
+        super().check()
+        if self.prior is None:
+            object.__setattr__(self, "prior", "fixed" if rule_named(self.rule).narrows else "broadcast")
+
     def compose(self, setting: Setting) -> Program:
+        assert self.prior is not None
         return self.pooled(setting, prior=self.prior, division=self.division, rule=self.rule, weighting=self.weighting)
 
 
@@ -131,6 +143,7 @@ class FedUAB(FedVI, PaperDraws):
     """
 
     name: ClassVar[str] = "feduab"
+    prior: str | None = with_default(FedVI, "prior", default="broadcast")
     division: float = with_default(FedVI, "division", default=2.0)
     train_draws: int = with_default(Variational, "train_draws", default=None)
     test_draws: int = with_default(Variational, "test_draws", default=None)
@@ -167,10 +180,11 @@ class PVI(Variational):
         first = program.initial["model"]
         assert isinstance(first, Gaussian)
         prior = Gaussian(torch.zeros_like(first.mean), torch.full_like(first.mean, self.prior_scale), first.layout)
-        client = partitioned(program.client, first=first)
+        client = partitioned(program.client)
         return program._replace(
             client=client,
             personal=own_model(client, program.client),
             initial={**program.initial, "model": prior},
             options=lambda number: {**program.options(number), "cohort": float(setting.cohort)},
+            constants={**program.constants, FIRST: first},
         )

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import Field, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ from fedbayes.data import Clients, Dataset, from_clients
 from fedbayes.data import load as load_data
 from fedbayes.data.partition import PARTITIONS
 from fedbayes.errors import InputError, one_line, unknown
-from fedbayes.methods import METHODS, Method, method_named, option_names
+from fedbayes.methods import METHODS, Method, method_named
 from fedbayes.model import LIKELIHOODS, Likelihood
 from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import seeded
+from fedbayes.options import options_of
 from fedbayes.personalised import Federation
 from fedbayes.study.central import at_server, centralised
 from fedbayes.study.experiment import Experiment
@@ -96,7 +97,7 @@ def check_tables(x: Experiment) -> None:
 
 def method_of(x: Experiment) -> Method:
     """The experiment's method, of the table or the user's own, with its options."""
-    options = x.options_of(x.method)
+    options = with_own_objects(x)
     if ":" not in x.method:
         return method_named(x.method, options)
     made = imported(x.method, "method")
@@ -111,12 +112,24 @@ def method_of(x: Experiment) -> Method:
     return method
 
 
+def records_of(method: str) -> dict[str, Field[Any]]:
+    """The records of a method's options, the library's or the user's own; none for an unknown method."""
+    made = imported(method, "method") if ":" in method else METHODS.get(method)
+    return options_of(made) if inspect.isclass(made) and issubclass(made, Method) else {}
+
+
+def with_own_objects(x: Experiment) -> dict[str, Any]:
+    """The method's options with the user's own rules and weightings, where they are named as package.module:name."""
+    options = x.options_of(x.method)
+    importable = {name for name, f in records_of(x.method).items() if f.metadata["importable"]}
+    named = {name: v for name, v in options.items() if name in importable and isinstance(v, str) and ":" in v}
+    return {**options, **{name: imported(path, name) for name, path in named.items()}}
+
+
 def options_of_method(method: str) -> list[str]:
     """The names of the options that a method takes; none for an unknown method."""
-    if ":" in method:
-        made = imported(method, "method")
-        return [] if isinstance(made, Method) else list(inspect.signature(made).parameters)
-    return option_names(METHODS[method]) if method in METHODS else []
+    made = imported(method, "method") if ":" in method else METHODS.get(method)
+    return [] if made is None or isinstance(made, Method) else list(inspect.signature(made).parameters)
 
 
 def data_of(x: Experiment) -> Any:

@@ -20,21 +20,14 @@ from fedbayes.data import from_clients
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import Diverged, InputError
 from fedbayes.study import journal
-from fedbayes.study.build import build, clients_of, data_of, keeps_apart, method_of, options_of_method
+from fedbayes.study.build import build, clients_of, data_of, keeps_apart, method_of, options_of_method, records_of
 from fedbayes.study.experiment import Experiment, table_of, to_toml, with_settings
 from fedbayes.study.recording import Recording, write_once
 from fedbayes.study.run import Watch, refuse_another, train
 from fedbayes.trained import Run
 from fedbayes.training import Task, rounds_together
 
-# Options that are numbers a program reads, or that only the server or the first broadcast depends on: members that
-# differ in nothing else are one tensor program.
-SCALARS = {
-    *("lr", "kl_weight", "prior_scale", "lr_decay", "lr_silent", "initial", "division", "test_draws"),
-    *("student_lr", "temperature", "input_noise", "lr_drop", "lr_drop_every", "shrinkage", "burn_share"),
-}
-AT_SERVER = {"rule", "weighting", "server", "server_lr", "server_momentum"}
-SWITCHES = {"weight_decay", "proximal", "clip", "adversarial"}  # numbers too, but a program without them is another
+# Keys of an experiment in which members of one tensor program may differ.
 FREE = {"seed", "partition", "partition_options", "clients", "cohort", "rounds", "evaluate_every", "checkpoint_every"}
 
 
@@ -72,10 +65,14 @@ def members_of(experiment: Experiment, overs: Sequence[str]) -> dict[str, Experi
 def program_of(member: Experiment) -> str:
     """What must be equal for two members to be one program, as text."""
     table = {k: v for k, v in table_of(member).items() if k not in FREE}
-    options: Mapping[str, Any] = table.get("options", {})
-    table["options"] = {k: bool(v) if k in SWITCHES else v for k, v in options.items() if k not in SCALARS | AT_SERVER}
-    # Where it is not given it depends on the rule, which else is the server's alone.
-    table["prior"] = method_of(member).options.get("prior")
+    kinds = {name: f.metadata["kind"] for name, f in records_of(member.method).items()}
+    # With defaults filled in: one of them may depend on another option, as the prior does on the rule.
+    options = {**table.get("options", {}), **method_of(member).options}
+    table["options"] = {
+        name: bool(v) if kinds.get(name) == "switch" else v
+        for name, v in sorted(options.items())
+        if kinds.get(name) not in ("scalar", "server")
+    }
     return repr(sorted(table.items(), key=lambda row: row[0]))
 
 
