@@ -111,12 +111,11 @@ def value(rng: random.Random) -> Any:
     return Deep(rng.choice((2, 20, 3000)), chosen) if rng.random() < 0.03 else chosen
 
 
-def neighbour(name: str, default: Any, rng: random.Random) -> Any:
+def neighbour(record: Any, rng: random.Random) -> Any:
     """Another value of the same kind as an option's default."""
-    from fedbayes.composition import CHOICES
-
-    if name in CHOICES:
-        return rng.choice(list(CHOICES[name]))
+    default, check = record.default, record.metadata["check"]
+    if check is not None and check.choices is not None:
+        return rng.choice(list(check.choices))
     if isinstance(default, bool):
         return not default
     if isinstance(default, int):
@@ -128,25 +127,24 @@ def neighbour(name: str, default: Any, rng: random.Random) -> Any:
 
 def vary(table: dict[str, Any], rng: random.Random) -> None:
     """Give an option of the method another likely value."""
-    from fedbayes.methods.options import defaults
-    from fedbayes.refined import OPTIONS as REFINING
-
     from fedbayes.methods import METHODS
+    from fedbayes.methods.refined import OPTIONS as REFINING
+    from fedbayes.options import options_of
 
     method = table.get("method")
-    known = defaults(METHODS[method]) if isinstance(method, str) and method in METHODS else {}
+    known = options_of(METHODS[method]) if isinstance(method, str) and method in METHODS else {}
     refining = [] if "refine" in table.get("options", {}) else [name for name in REFINING if name != "refine"]
     plain = [n for n in known if n not in ("epochs", "flow_epochs", "server_epochs", "test_draws", *refining)]
     if plain:
         name = rng.choice(plain)
-        _inside(table, "options")[name] = neighbour(name, known[name], rng)
+        _inside(table, "options")[name] = neighbour(known[name], rng)
 
 
 def change(table: dict[str, Any], rng: random.Random) -> None:
     """Damage one place of the table."""
-    from fedbayes.refined import OPTIONS as REFINING
-
-    from fedbayes.methods import METHODS, option_names
+    from fedbayes.methods import METHODS
+    from fedbayes.methods.refined import OPTIONS as REFINING
+    from fedbayes.options import options_of
 
     way = rng.random()
     if way < 0.35:
@@ -155,7 +153,7 @@ def change(table: dict[str, Any], rng: random.Random) -> None:
         table.pop(rng.choice(list(table)))
     elif way < 0.75:
         method = table.get("method")
-        known = option_names(METHODS[method]) if isinstance(method, str) and method in METHODS else ["lr"]
+        known = list(options_of(METHODS[method])) if isinstance(method, str) and method in METHODS else ["lr"]
         _inside(table, "options")[rng.choice([*known, *known, *REFINING, "nothing"])] = value(rng)
     elif way < 0.85:
         _inside(table, "network_options")[rng.choice(NETWORK_OPTIONS)] = value(rng)

@@ -19,10 +19,11 @@ from fedbayes.data import Clients, Dataset
 from fedbayes.data.ragged import Ragged
 from fedbayes.engine.infos import Constants
 from fedbayes.engine.steps import own_memory
-from fedbayes.methods import METHODS, option_names
+from fedbayes.methods import METHODS
+from fedbayes.options import options_of
 from fedbayes.study.build import build
 from fedbayes.study.experiment import Experiment
-from fedbayes.study.sweep import AT_SERVER, SCALARS, SWITCHES, can_join, program_of
+from fedbayes.study.sweep import can_join, program_of
 from fedbayes.training import Memory, Task, rounds, rounds_together
 
 TOLERANCE = 1e-8  # of float64: stacked products are summed in another order
@@ -39,7 +40,9 @@ OTHER: dict[str, Any] = {
     **{"division": 3.0, "test_draws": 3, "student_lr": 0.02, "temperature": 0.5, "input_noise": 0.1},
     **{"lr_drop": 0.5, "lr_drop_every": 2, "shrinkage": 0.5, "burn_share": 0.2, "weighting": "equal"},
     **{"server": "adam", "server_lr": 0.3, "server_momentum": 0.5, "weight_decay": 0.1, "proximal": 0.5},
-    **{"clip": 0.5, "adversarial": 0.1},
+    **{"clip": 0.5, "adversarial": 0.1, "damping": 0.2, "global_lr": 0.002, "plain_rounds": 1, "pooled": "ws"},
+    **{"swag_rounds": 2, "swag_every": 2, "swag_start": 0.2, "swag_lr": 0.01, "server_student_lr": 0.002},
+    **{"flow_lr": 0.002, "prior_precision": 2.0, "walk_lr": 0.02},
 }
 FIXED = {  # options that a method takes from another and refuses, or that are no numbers of its clients
     "pvi": ("rule", "weighting", "division", "server"),
@@ -85,7 +88,7 @@ def network(seed: int, body: int | None = None) -> nn.Module:
 
 
 def member(method: str, *, seed: int = 0, clients: Clients | None = None, **changes: Any) -> Member:
-    options = {name: v for name, v in SHORT.items() if name in option_names(METHODS[method])}
+    options = {name: v for name, v in SHORT.items() if name in options_of(METHODS[method])}
     options = {name: v for name, v in options.items() if name not in FIXED.get(method, ())}
     options |= {**(FLOW if method.endswith("_pf") else {}), **changes.pop("options", {})}
     there = clients or spread([5, 9, 4, 7])
@@ -99,7 +102,9 @@ def member(method: str, *, seed: int = 0, clients: Clients | None = None, **chan
 
 def with_other_options(method: str) -> dict[str, Member]:
     """Members that together have another value of every option that the sweep calls free."""
-    names = [n for n in option_names(METHODS[method]) if n in SCALARS | AT_SERVER | SWITCHES]
+    refines = method.endswith("_pf")
+    known = {n: f.metadata for n, f in options_of(METHODS[method]).items()}
+    names = [n for n, m in known.items() if m["kind"] != "program" and (refines or not m["rare"])]
     others = {n: OTHER[n] for n in names if n != "rule" and n not in FIXED.get(method, ())}
     if "rule" in names and method in RULES:
         others["rule"] = RULES[method]
