@@ -32,9 +32,10 @@ from fedbayes.federation import (
     open_round,
     restating,
 )
-from fedbayes.methods import METHODS, Method, Setting, method_named, option_names
+from fedbayes.methods import METHODS, Method, Setting, method_named
 from fedbayes.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
 from fedbayes.noise import address
+from fedbayes.options import options_of
 from fedbayes.posterior import Parts, Posterior, check, map_tensors
 from fedbayes.serving import server_engine
 
@@ -160,7 +161,7 @@ def naming_strays(train: Callable[P, R]) -> Callable[P, R]:
 
 
 def _stray(name: str, method: str, known: list[str]) -> InputError:
-    if method in METHODS and name in option_names(METHODS[method]):
+    if method in METHODS and name in options_of(METHODS[method]):
         return InputError(
             f"{name} is an option of the method: give it there, method=fedbayes.methods.{method}({name}=...)"
         )
