@@ -29,8 +29,8 @@ def measure(name: str, rounds: int) -> dict[str, float]:
     from torch import nn
 
     from fedbayes.methods import method_named
-    from fedbayes.training import Memory, prepare
-    from fedbayes.training import rounds as train
+    from fedbayes.training.rounds import Memory, prepare
+    from fedbayes.training.rounds import rounds as train
 
     method, options = METHODS[name]
     network = nn.Sequential(

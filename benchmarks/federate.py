@@ -20,11 +20,11 @@ from torch import Tensor
 
 from fedbayes.data import Clients
 from fedbayes.data.ragged import Ragged
-from fedbayes.study import rows
-from fedbayes.study.build import build
-from fedbayes.study.experiment import Experiment
-from fedbayes.study.recording import Recording
-from fedbayes.training import Task, rounds
+from fedbayes.experiments.build import build
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.runs import rows
+from fedbayes.runs.recording import Recording
+from fedbayes.training.rounds import Task, rounds
 
 EACH = 10  # rows of a client
 

@@ -25,15 +25,15 @@ import flwr
 import torch
 
 import fedbayes
-from fedbayes.federation import Order, Program
+from fedbayes.experiments.build import build
+from fedbayes.experiments.experiment import Experiment, to_toml
+from fedbayes.federation.round import Order, Program
 from fedbayes.flower.simulation import simulate
 from fedbayes.flower.start import init
 from fedbayes.flower.total import Reply, Total
 from fedbayes.flower.wire import Coding, read, write
-from fedbayes.study import journal
-from fedbayes.study.build import build
-from fedbayes.study.experiment import Experiment, to_toml
-from fedbayes.study.run import run
+from fedbayes.runs import journal
+from fedbayes.runs.folder import run
 
 RESULT = Path(__file__).parent.parent / "docs/results/bench-flower.json"
 SIZES = {"42k": [50, 50], "1M": [1010, 200]}

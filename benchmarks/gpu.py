@@ -15,7 +15,7 @@ import torch
 from measure import Figures, eager_round, federation, our_round, task_of
 
 import fedbayes as fb
-from fedbayes.training import Memory, Task, evaluate, rounds, rounds_together
+from fedbayes.training.rounds import Memory, Task, evaluate, rounds, rounds_together
 
 DEVICE = "cuda"
 

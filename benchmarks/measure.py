@@ -17,7 +17,7 @@ import torch
 
 import fedbayes as fb
 from fedbayes.networks.papers import network_named
-from fedbayes.training import Memory, Task, prepare, rounds
+from fedbayes.training.rounds import Memory, Task, prepare, rounds
 
 SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "text_cnn": (32,)}  # of the inputs; a text is its tokens
 WORDS = 50_000

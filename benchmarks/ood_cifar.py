@@ -16,12 +16,12 @@ from measure import commit
 from torch import Tensor
 
 from fedbayes.data import load as load_data
-from fedbayes.posterior import load
-from fedbayes.predict import Predictive
+from fedbayes.experiments.build import build
+from fedbayes.model.predictive import Predictive
+from fedbayes.papers.feduab import experiment_of
+from fedbayes.posterior.values import load
 from fedbayes.scores.ranking import auroc
-from fedbayes.study.build import build
-from fedbayes.study.printed_feduab import experiment_of
-from fedbayes.trained import predict_with
+from fedbayes.training.run import predict_with
 
 MOST, DRAWS, SHOWN = 2000, 20, 8
 

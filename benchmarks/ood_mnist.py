@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from fedbayes import calibrate
-from fedbayes.study.experiment import Experiment
-from fedbayes.study.run import run
-from fedbayes.study.scoring import conformal_scores, evaluate
+from fedbayes.evaluate import calibration as calibrate
+from fedbayes.evaluate.scoring import conformal_scores, evaluate
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.runs.folder import run
 
 SETS = ("fashion-mnist", "kmnist", "emnist-letters", "uniform-noise", "uniform-noise@2000", "train@2000")
 SPLITS = 20

@@ -25,13 +25,13 @@ from measure import Figures, Others
 from torch import nn
 
 import fedbayes as fb
-from fedbayes.federation import Program, add_terms, cohort_of
+from fedbayes.federation.round import Program, add_terms, cohort_of
+from fedbayes.federation.rules import RULES
 from fedbayes.networks.papers import network_named
-from fedbayes.posterior import Gaussian
-from fedbayes.server.rules import RULES
-from fedbayes.study import rows
-from fedbayes.study.own import rows_on_disk
-from fedbayes.training import Memory, Task, prepare, rounds
+from fedbayes.posterior.values import Gaussian
+from fedbayes.runs import rows
+from fedbayes.runs.own import rows_on_disk
+from fedbayes.training.rounds import Memory, Task, prepare, rounds
 
 HERE = Path(__file__).parent
 MILLION, UPLOADS = 10**6, 1000

@@ -18,14 +18,14 @@ from measure import Figures, federation
 
 import fedbayes as fb
 from fedbayes.data import Dataset
+from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower.answers import answer
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.kept import Kept, in_memory
 from fedbayes.flower.node import Node, Trained
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter
-from fedbayes.posterior import Gaussian
-from fedbayes.study.experiment import Experiment
+from fedbayes.posterior.values import Gaussian
 
 HERE = Path(__file__).parent
 CLIENTS = 10

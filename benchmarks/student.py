@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from measure import Figures, seconds
 
-from fedbayes.model import Model, categorical
+from fedbayes.model.model import Model, categorical
+from fedbayes.model.predictive import predictive
 from fedbayes.networks.papers import network_named
-from fedbayes.posterior import Gaussian, Point
-from fedbayes.predict import predictive
+from fedbayes.posterior.values import Gaussian, Point
 
 SETS = {"mnist": (1, 28, 28), "cifar": (3, 32, 32)}
 DRAWS = 20

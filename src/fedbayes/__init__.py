@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
-    from fedbayes import calibrate, data, methods, ood, scores
+    from fedbayes import data, methods, scores
     from fedbayes.data import partition
-    from fedbayes.layout import Layout
-    from fedbayes.posterior import Draws, Flowed, FullGaussian, Gaussian, Grafted, Point
-    from fedbayes.server import rules
-    from fedbayes.server.rules import pool
-    from fedbayes.study.run import load
-    from fedbayes.trained import Run
-    from fedbayes.training import fit
+    from fedbayes.evaluate import calibration as calibrate
+    from fedbayes.evaluate import ood
+    from fedbayes.federation import rules
+    from fedbayes.federation.rules import pool
+    from fedbayes.posterior.layout import Layout
+    from fedbayes.posterior.values import Draws, Flowed, FullGaussian, Gaussian, Grafted, Point
+    from fedbayes.runs.folder import load
+    from fedbayes.training.rounds import fit
+    from fedbayes.training.run import Run
 
 # OpenMP threads that spin while they wait bring a machine to its knees as soon as another process is busy on it.
 # Read when torch is first loaded, so it must be said before.
@@ -45,25 +47,25 @@ __all__ = [
 
 # Names are fetched when they are first used: the command line's help and reports must not wait for torch.
 _HOMES = {
-    "Draws": "fedbayes.posterior",
-    "Flowed": "fedbayes.flow",
-    "FullGaussian": "fedbayes.covariance",
-    "Gaussian": "fedbayes.posterior",
-    "Grafted": "fedbayes.grafted",
-    "Layout": "fedbayes.layout",
-    "Point": "fedbayes.posterior",
-    "Run": "fedbayes.trained",
-    "fit": "fedbayes.training",
-    "load": "fedbayes.study.run",
-    "pool": "fedbayes.server.rules",
+    "Draws": "fedbayes.posterior.values",
+    "Flowed": "fedbayes.posterior.flow",
+    "FullGaussian": "fedbayes.posterior.full",
+    "Gaussian": "fedbayes.posterior.values",
+    "Grafted": "fedbayes.posterior.spliced",
+    "Layout": "fedbayes.posterior.layout",
+    "Point": "fedbayes.posterior.values",
+    "Run": "fedbayes.training.run",
+    "fit": "fedbayes.training.rounds",
+    "load": "fedbayes.runs.folder",
+    "pool": "fedbayes.federation.rules",
 }
 _MODULES = {
-    "calibrate": "fedbayes.calibrate",
+    "calibrate": "fedbayes.evaluate.calibration",
     "data": "fedbayes.data",
     "methods": "fedbayes.methods",
-    "ood": "fedbayes.ood",
+    "ood": "fedbayes.evaluate.ood",
     "partition": "fedbayes.data.partition",
-    "rules": "fedbayes.server.rules",
+    "rules": "fedbayes.federation.rules",
     "scores": "fedbayes.scores",
 }
 

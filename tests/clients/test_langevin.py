@@ -7,10 +7,10 @@ from torch import nn
 import fedbayes as fb
 from fedbayes.engine.batches import schedule
 from fedbayes.errors import InputError
-from fedbayes.federation import open_round
+from fedbayes.federation.round import open_round
 from fedbayes.methods import fedavg, fedppd
 from fedbayes.noise import Tape, normals
-from fedbayes.training import prepare
+from fedbayes.training.rounds import prepare
 
 
 def _clients(sizes=(23, 12, 30), seed=0):

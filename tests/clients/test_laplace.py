@@ -9,14 +9,15 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 from torch.func import hessian
 
-from fedbayes import curvature, pool
+from fedbayes import pool
 from fedbayes.clients.laplace import CLASSIFIER, Laplace, with_laplace
-from fedbayes.covariance import FullGaussian
 from fedbayes.data import from_clients
-from fedbayes.group import group_of
 from fedbayes.methods import fedavg
-from fedbayes.model import Model, bernoulli, categorical, mean_variance, normal
-from fedbayes.posterior import Gaussian
+from fedbayes.model import curvature
+from fedbayes.model.classifier import group_of
+from fedbayes.model.model import Model, bernoulli, categorical, mean_variance, normal
+from fedbayes.posterior.full import FullGaussian
+from fedbayes.posterior.values import Gaussian
 
 ORACLE = dict(np.load(Path(__file__).with_name("laplace_oracle.npz")))
 STRUCTURES = ("diag", "kron", "full")
@@ -186,8 +187,8 @@ def _sites():
 def _method(structure: str, prior: str = "evidence"):
     """FedAvg whose clients also send their classifier's posterior each round."""
     from fedbayes.clients.laplace import standard
+    from fedbayes.federation.rules import RULES
     from fedbayes.methods import Composed
-    from fedbayes.server.rules import RULES
 
     base = fedavg(batch=4, epochs=2)
 

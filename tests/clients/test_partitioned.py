@@ -12,10 +12,10 @@ from fedbayes.clients.partitioned import partitioned
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
 from fedbayes.methods import Composed
-from fedbayes.model import normal
-from fedbayes.posterior import Gaussian, softplus_inverse
-from fedbayes.training import Memory, fit, prepare
-from fedbayes.training import rounds as every_round
+from fedbayes.model.model import normal
+from fedbayes.posterior.values import Gaussian, softplus_inverse
+from fedbayes.training.rounds import Memory, fit, prepare
+from fedbayes.training.rounds import rounds as every_round
 
 SCALE = 0.5
 

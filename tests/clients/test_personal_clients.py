@@ -8,13 +8,13 @@ import fedbayes as fb
 from fedbayes.clients.bilevel import bilevel
 from fedbayes.clients.client import Batch, Client, Info, Learner, Phase, Upload
 from fedbayes.clients.home import Split
+from fedbayes.clients.optimisers import sgd
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
-from fedbayes.layout import Layout
 from fedbayes.noise import Tape
-from fedbayes.optimisers import sgd
-from fedbayes.posterior import Gaussian, softplus_inverse
-from fedbayes.training import Memory, prepare, rounds
+from fedbayes.posterior.layout import Layout
+from fedbayes.posterior.values import Gaussian, softplus_inverse
+from fedbayes.training.rounds import Memory, prepare, rounds
 
 
 def federation(clients: int = 4, n: int = 12) -> fb.data.Clients:

@@ -9,11 +9,11 @@ from fedbayes.clients.client import Batch, Info, Phase
 from fedbayes.data import from_clients
 from fedbayes.engine.batches import schedule
 from fedbayes.engine.loop import Loop, Store
-from fedbayes.federation import open_round
+from fedbayes.federation.round import open_round
 from fedbayes.methods import Setting, fedavg, fedprox
-from fedbayes.model import categorical
+from fedbayes.model.model import categorical
 from fedbayes.noise import Tape
-from fedbayes.training import prepare
+from fedbayes.training.rounds import prepare
 
 
 def _net() -> nn.Module:

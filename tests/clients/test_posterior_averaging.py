@@ -9,10 +9,10 @@ from torch import nn
 import fedbayes as fb
 from fedbayes.clients.posterior_averaging import delta
 from fedbayes.engine.batches import schedule
-from fedbayes.federation import open_round
+from fedbayes.federation.round import open_round
 from fedbayes.methods import fedpa
-from fedbayes.model import normal
-from fedbayes.training import prepare
+from fedbayes.model.model import normal
+from fedbayes.training.rounds import prepare
 
 
 def _dense(start, samples, rho):

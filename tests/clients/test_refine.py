@@ -7,15 +7,15 @@ from torch import nn
 import fedbayes as fb
 from fedbayes.clients.laplace import CLASSIFIER, log_likelihood
 from fedbayes.clients.refine import first_directions, first_flow
-from fedbayes.covariance import FullGaussian
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
-from fedbayes.flow import Flowed, Radial, reverse_kl
-from fedbayes.grafted import Grafted
-from fedbayes.group import group_of
-from fedbayes.model import normal
-from fedbayes.personalised import gather, personal_models
-from fedbayes.posterior import Gaussian, Point
+from fedbayes.model.classifier import group_of
+from fedbayes.model.model import normal
+from fedbayes.posterior.flow import Flowed, Radial, reverse_kl
+from fedbayes.posterior.full import FullGaussian
+from fedbayes.posterior.spliced import Grafted
+from fedbayes.posterior.values import Gaussian, Point
+from fedbayes.training.personal import gather, personal_models
 
 SIZES = (14, 9, 20)
 QUICK = {"epochs": 1, "batch": 8, "lr": 0.1}

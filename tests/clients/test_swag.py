@@ -6,11 +6,11 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.clients.client import Client, Phase
-from fedbayes.federation import open_round
-from fedbayes.lowrank import LowRank, mean_covariance
+from fedbayes.federation.round import open_round
 from fedbayes.methods import METHODS, fedavg, fedswag
-from fedbayes.posterior import load, save
-from fedbayes.training import prepare
+from fedbayes.posterior.lowrank import LowRank, mean_covariance
+from fedbayes.posterior.values import load, save
+from fedbayes.training.rounds import prepare
 
 
 def _clients(sizes=(23, 12, 30)):

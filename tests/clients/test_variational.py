@@ -12,17 +12,17 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.clients.client import Batch, Info
+from fedbayes.clients.optimisers import adam, sgd
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.data import from_clients
 from fedbayes.engine.batches import schedule
-from fedbayes.federation import open_round
+from fedbayes.federation.round import open_round
 from fedbayes.methods import feduab, fedvi
-from fedbayes.model import Model, categorical, normal
-from fedbayes.networks.estimators import plan
+from fedbayes.model.estimators import plan
+from fedbayes.model.model import Model, categorical, normal
 from fedbayes.noise import Tape, normals
-from fedbayes.optimisers import adam, sgd
-from fedbayes.posterior import Gaussian
-from fedbayes.training import prepare
+from fedbayes.posterior.values import Gaussian
+from fedbayes.training.rounds import prepare
 
 
 def _net() -> nn.Module:

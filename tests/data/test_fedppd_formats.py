@@ -7,9 +7,9 @@ import pytest
 import tiny_files as tiny
 from test_file_formats import write_cifar_tar
 
-from fedbayes.study.build import build
-from fedbayes.study.printed_fedppd import experiment_of
-from fedbayes.training import Memory, rounds
+from fedbayes.experiments.build import build
+from fedbayes.papers.fedppd import experiment_of
+from fedbayes.training.rounds import Memory, rounds
 
 
 def _one_round(x, **changes):

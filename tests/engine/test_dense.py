@@ -10,8 +10,8 @@ from fedbayes.data import from_clients
 from fedbayes.data.augment import crop_flip
 from fedbayes.engine.stacked import train_together
 from fedbayes.methods import method_named
-from fedbayes.model import Model, categorical, custom, mean_variance, normal
-from fedbayes.training import Memory, fit, prepare
+from fedbayes.model.model import Likelihood, Model, categorical, custom, mean_variance, normal
+from fedbayes.training.rounds import Memory, fit, prepare
 
 SIZES = [3, 30, 7, 16, 20]  # tenfold unequal
 
@@ -125,7 +125,7 @@ def test_no_other_network_is_taken(network: str) -> None:
 
 
 @pytest.mark.parametrize("likelihood", [custom(lambda out, y: -out.sum(-1)), mean_variance(), normal(learn=True)])
-def test_no_other_likelihood_is_taken(likelihood: fb.model.Likelihood) -> None:
+def test_no_other_likelihood_is_taken(likelihood: Likelihood) -> None:
     assert dense(Model.of(nn.Linear(6, 2), likelihood), 0.0, (), False, False) is None
 
 

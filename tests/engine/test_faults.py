@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine import stacked
-from fedbayes.training import Memory, fit, prepare, rounds_together
+from fedbayes.training.rounds import Memory, fit, prepare, rounds_together
 
 
 def sites(count: int = 4) -> fb.data.Clients:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedbayes.engine.rowwise import compiler
+from fedbayes.engine.fast.rowwise import compiler
 
 LOADED = """
 from fedbayes.engine.rowwise import library

@@ -12,8 +12,8 @@ import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine.workers import share, side_by_side, threads
 from fedbayes.methods import method_named
-from fedbayes.training import Memory, Run, prepare, rounds
-from fedbayes.twins import of_this_thread
+from fedbayes.model.call import of_this_thread
+from fedbayes.training.rounds import Memory, Run, prepare, rounds
 
 
 class Convolved(nn.Module):

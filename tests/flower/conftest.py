@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbayes.study.experiment import Experiment
+from fedbayes.experiments.experiment import Experiment
 
 
 @pytest.fixture(autouse=True)

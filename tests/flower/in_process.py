@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower.answers import answer
 from fedbayes.flower.kept import Kept, in_file
 from fedbayes.flower.node import Node
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter
-from fedbayes.study.experiment import Experiment
 
 Spoil = Callable[[str, int, Letter, Answer], Answer | None]
 

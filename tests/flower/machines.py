@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from fedbayes.data import load
+from fedbayes.experiments import toml
 from fedbayes.flower.start import init
-from fedbayes.study import toml
-from fedbayes.study.journal import read as journal_of
+from fedbayes.runs.journal import read as journal_of
 
 PATIENCE = 1500.0  # seconds; much more than anything takes on an idle machine
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from fedbayes.cli import app
 from fedbayes.errors import InputError
+from fedbayes.experiments.experiment import read
 from fedbayes.flower.settings import settings_of
 from fedbayes.flower.start import init
-from fedbayes.study.experiment import read
-from fedbayes.study.run import run
+from fedbayes.runs.folder import run
 
 
 def test_the_command_writes_an_app_of_the_folders_name(tmp_path: Path) -> None:

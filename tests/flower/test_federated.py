@@ -13,13 +13,13 @@ from in_process import InProcess, Spoil
 
 import fedbayes as fb
 from fedbayes.errors import InputError
+from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter
-from fedbayes.posterior import check
-from fedbayes.study import journal
-from fedbayes.study.experiment import Experiment
-from fedbayes.study.run import run as run_here
+from fedbayes.posterior.values import check
+from fedbayes.runs import journal
+from fedbayes.runs.folder import run as run_here
 
 # Each method by a row: its options, and what the experiment needs beside them.
 METHODS: dict[str, dict[str, object]] = {

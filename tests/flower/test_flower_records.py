@@ -12,13 +12,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.app.message import make_message
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedbayes.experiments.build import build
+from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.flower.apps import client_app
 from fedbayes.flower.federated import carried
 from fedbayes.flower.grid import ARRAYS, HEAD, GridPost, answer_of, content_of, letter_of
 from fedbayes.flower.node import QUERY, TRAIN
 from fedbayes.flower.wire import Coding, Letter, head_of, layouts_of, write
-from fedbayes.study.build import build
-from fedbayes.study.experiment import Experiment, to_toml
 
 LETTER = Letter(
     {"round": 3, "own": True, "method": "feduab", "metric.loss": 0.25, "format": 1},

@@ -15,9 +15,9 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedbay
 from machines import Machines, until
 
 import fedbayes as fb
-from fedbayes.posterior import check
-from fedbayes.study.experiment import read
-from fedbayes.study.run import run as run_here
+from fedbayes.experiments.experiment import read
+from fedbayes.posterior.values import check
+from fedbayes.runs.folder import run as run_here
 
 pytestmark = pytest.mark.flower
 

@@ -16,15 +16,15 @@ from in_process import InProcess, Spoil
 
 import fedbayes as fb
 from fedbayes.errors import InputError
+from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower import masks
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.fixed import RANGE, dequantise, flat, levels, quantise
 from fedbayes.flower.node import SECURE, Node
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter, Refused
-from fedbayes.posterior import Gaussian
-from fedbayes.study.experiment import Experiment
-from fedbayes.study.run import run as run_here
+from fedbayes.posterior.values import Gaussian
+from fedbayes.runs.folder import run as run_here
 
 pytestmark = pytest.mark.flower
 

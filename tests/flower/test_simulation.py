@@ -15,9 +15,9 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedbay
 pytest.importorskip("ray", reason='Ray is not installed: pip install "fedbayes[flower]"')
 
 import fedbayes as fb
-from fedbayes.study.experiment import Experiment, to_toml
-from fedbayes.study.journal import read as journal_of
-from fedbayes.study.run import run as run_here
+from fedbayes.experiments.experiment import Experiment, to_toml
+from fedbayes.runs.folder import run as run_here
+from fedbayes.runs.journal import read as journal_of
 
 pytestmark = pytest.mark.flower
 

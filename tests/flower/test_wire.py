@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedbayes.errors import InputError
+from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower.settings import settings_of
 from fedbayes.flower.wire import Coding, Refused, check_head, fingerprint, head_of, layouts_of, read, write
-from fedbayes.layout import Layout
-from fedbayes.posterior import Draws, Gaussian, Parts, Point
-from fedbayes.study.experiment import Experiment
+from fedbayes.posterior.layout import Layout
+from fedbayes.posterior.values import Draws, Gaussian, Parts, Point
 
 LAYOUT = Layout(("w",), ((200,),))
 TYPES = {"held": 0.0, "float32": 0.0, "float16": 2**-10, "bfloat16": 2**-7}  # the largest relative error

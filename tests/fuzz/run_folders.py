@@ -46,9 +46,9 @@ def home() -> Path:
 
 
 def _train(place: Path) -> None:
-    from fedbayes.study.active import Active, run_active
-    from fedbayes.study.experiment import experiment_of
-    from fedbayes.study.run import Watch, run
+    from fedbayes.experiments.experiment import experiment_of
+    from fedbayes.runs.active import Active, run_active
+    from fedbayes.runs.folder import Watch, run
 
     if str(HERE) not in sys.path:
         sys.path.insert(0, str(HERE))
@@ -303,7 +303,7 @@ def case(seed: int, folder: Path) -> Verdict:
 
 
 def _compare(action: str, base: str, place: Path) -> Verdict:
-    from fedbayes.study.experiment import read, table_of
+    from fedbayes.experiments.experiment import read, table_of
 
     state, refusal = called(lambda: posterior_in(place))
     if refusal is not None:

@@ -13,12 +13,12 @@ from fedbayes import Gaussian, Point, data, pool
 from fedbayes.clients.client import Client, Phase, Upload
 from fedbayes.data import partition
 from fedbayes.engine.batches import schedule
-from fedbayes.federation import Program, open_round
+from fedbayes.federation.round import Program, open_round
+from fedbayes.federation.rules import RULES
+from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.methods import Composed
-from fedbayes.model import Model
-from fedbayes.server.rules import RULES
-from fedbayes.server.weighting import WEIGHTINGS
-from fedbayes.training import Memory, Run, prepare, rounds
+from fedbayes.model.model import Model
+from fedbayes.training.rounds import Memory, Run, prepare, rounds
 
 SIZES = (6, 9, 4, 12)
 

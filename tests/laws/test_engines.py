@@ -13,8 +13,8 @@ from fedbayes.data import from_clients
 from fedbayes.engine.stacked import Stacked, train_together
 from fedbayes.engine.steps import Steps
 from fedbayes.networks.papers import network_named
-from fedbayes.posterior import check
-from fedbayes.training import Memory, evaluate, fit, prepare, rounds, rounds_together
+from fedbayes.posterior.values import check
+from fedbayes.training.rounds import Memory, evaluate, fit, prepare, rounds, rounds_together
 
 
 def sites(sizes: list[int], *, features: int = 6, classes: int = 3) -> fb.data.Clients:

@@ -6,9 +6,9 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.errors import InputError
+from fedbayes.federation.rules import RULES, Rule
 from fedbayes.flower.federated import check_sums
-from fedbayes.server.rules import RULES, Rule
-from fedbayes.training import prepare
+from fedbayes.training.rounds import prepare
 
 
 class Largest(Rule):

@@ -13,11 +13,11 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.errors import InputError
-from fedbayes.study.experiment import Experiment
-from fedbayes.study.export import predictor_of
-from fedbayes.study.predict import predict_file
-from fedbayes.study.run import run as train
-from fedbayes.study.sites import alone, everybody
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.experiments.sites import alone, everybody
+from fedbayes.export.predictions import predict_file
+from fedbayes.export.program import predictor_of
+from fedbayes.runs.folder import run as train
 
 ROWS, TEST = 120, 40
 NAMES = ("year", "income", "share")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import FullGaussian, Gaussian, Point, pool
-from fedbayes.server.rules import RULES
+from fedbayes.federation.rules import RULES
 
 P = 5
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Gaussian, Point
-from fedbayes.federation import add_terms
-from fedbayes.server.rules import RULES, largest
+from fedbayes.federation.round import add_terms
+from fedbayes.federation.rules import RULES, largest
 
 P = 4
 NAMES = [name for name, rule in RULES.items() if Gaussian in rule.takes or Point in rule.takes]

@@ -19,12 +19,12 @@ from fedbayes.data import Clients, Dataset
 from fedbayes.data.ragged import Ragged
 from fedbayes.engine.infos import Constants
 from fedbayes.engine.steps import own_memory
+from fedbayes.experiments.build import build
+from fedbayes.experiments.experiment import Experiment
 from fedbayes.methods import METHODS
 from fedbayes.options import options_of
-from fedbayes.study.build import build
-from fedbayes.study.experiment import Experiment
-from fedbayes.study.sweep import can_join, program_of
-from fedbayes.training import Memory, Task, rounds, rounds_together
+from fedbayes.runs.sweep import can_join, program_of
+from fedbayes.training.rounds import Memory, Task, rounds, rounds_together
 
 TOLERANCE = 1e-8  # of float64: stacked products are summed in another order
 SHORT: dict[str, Any] = {

@@ -8,10 +8,10 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.errors import InputError
+from fedbayes.experiments.build import network_of
+from fedbayes.experiments.experiment import Experiment
 from fedbayes.networks.dropout import has_dropout, with_dropout
 from fedbayes.networks.papers import network_named
-from fedbayes.study.build import network_of
-from fedbayes.study.experiment import Experiment
 
 
 def test_every_convolution_and_linear_map_of_a_resnet_is_followed_by_dropout():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fedbayes as fb
-from fedbayes.group import group_of
-from fedbayes.model import Model, categorical
+from fedbayes.model.classifier import group_of
+from fedbayes.model.model import Model, categorical
 from fedbayes.networks.papers import network_named
 
 SIZES = {

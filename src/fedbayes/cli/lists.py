@@ -25,7 +25,7 @@ def _docs(table: Mapping[str, Any]) -> None:
 @app.command()
 def experiments() -> None:
     """Experiments that come with the library."""
-    from fedbayes.study.experiments import EXPERIMENTS
+    from fedbayes.experiments.included import EXPERIMENTS
 
     _list((name, f"{x.data}, {x.clients} clients, {' and '.join(x.all_methods)}") for name, x in EXPERIMENTS.items())
 
@@ -41,7 +41,7 @@ def methods() -> None:
 @app.command()
 def rules() -> None:
     """Aggregation rules."""
-    from fedbayes.server.rules import RULES
+    from fedbayes.federation.rules import RULES
 
     _list((name, rule.about) for name, rule in RULES.items())
 
@@ -49,7 +49,7 @@ def rules() -> None:
 @app.command()
 def weightings() -> None:
     """Ways to weigh clients."""
-    from fedbayes.server.weighting import WEIGHTINGS
+    from fedbayes.federation.weighting import WEIGHTINGS
 
     _list((name, weighting.about) for name, weighting in WEIGHTINGS.items())
 
@@ -89,8 +89,8 @@ def data_show(
 ) -> None:
     """A data set and its spread over clients: rows and labels of each."""
     from fedbayes.data.show import label_figure, label_table
-    from fedbayes.study.build import clients_of
-    from fedbayes.study.experiment import Experiment, with_settings
+    from fedbayes.experiments.build import clients_of
+    from fedbayes.experiments.experiment import Experiment, with_settings
 
     experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed)
     spread = clients_of(with_settings(experiment, settings or [], lambda method: ()))

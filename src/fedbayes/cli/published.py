@@ -28,7 +28,7 @@ def table(
     output: Annotated[Path, typer.Option(help="The folder of the pages and their cells.")] = Path("docs/results"),
 ) -> None:
     """Run a published table again, cell by cell, and set ours beside the published figures; again: go on."""
-    from fedbayes.study.published import TABLES, run_published
+    from fedbayes.papers.tables import TABLES, run_published
 
     if not name:
         for known, title in TABLES.items():
@@ -58,7 +58,7 @@ def figure(
     output: Annotated[Path, typer.Option(help="The folder of the cells, and to write to.")] = Path("docs/results"),
 ) -> None:
     """Draw a published figure again, as SVG and PNG."""
-    from fedbayes.study.figures import FIGURES, draw
+    from fedbayes.papers.figures import FIGURES, draw
 
     if not name:
         print(*FIGURES, sep="\n")

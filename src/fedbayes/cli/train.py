@@ -29,8 +29,8 @@ def run(
     budget: Annotated[int, typer.Option(help="Labels that a client asks for after each stage, with --active.")] = 20,
 ) -> None:
     """Train an experiment into a folder, and write its report."""
-    from fedbayes.study.experiment import with_settings
-    from fedbayes.study.experiments import find
+    from fedbayes.experiments.experiment import with_settings
+    from fedbayes.experiments.included import find
 
     experiment = find(name)
     given = [*(settings or [])]
@@ -38,15 +38,15 @@ def run(
         f'{key}="{value}"' for key, value in (("device", device), ("engine", engine), ("compile", compile)) if value
     ]
     if given:
-        from fedbayes.study.build import options_of_method
+        from fedbayes.experiments.build import options_of_method
 
         experiment = with_settings(experiment, given, options_of_method)
     if central:
-        from fedbayes.study.build import without_federation
+        from fedbayes.experiments.build import without_federation
 
         experiment = without_federation(experiment)
     if active is not None:
-        from fedbayes.study.active import Active, run_active
+        from fedbayes.runs.active import Active, run_active
 
         home = output or Path("runs") / f"{Path(name).stem}-{active}"
         _train(lambda watch: run_active(experiment, Active(active, labelled, budget), home, watch), home, tensorboard)
@@ -64,10 +64,10 @@ def sweep(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
 ) -> None:
     """Train an experiment over lists of values, as one tensor program where only numbers differ; again: go on."""
-    from fedbayes.study.build import options_of_method
-    from fedbayes.study.experiment import with_settings
-    from fedbayes.study.experiments import find
-    from fedbayes.study.sweep import sweep as train
+    from fedbayes.experiments.build import options_of_method
+    from fedbayes.experiments.experiment import with_settings
+    from fedbayes.experiments.included import find
+    from fedbayes.runs.sweep import sweep as train
 
     given = [*(settings or []), *([f'device="{device}"'] if device else [])]
     experiment = with_settings(find(name), given, options_of_method)
@@ -79,11 +79,11 @@ def sweep(
 def resume(folder: Folder, tensorboard: Events = False) -> None:
     """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
     if (folder / "active.toml").is_file():
-        from fedbayes.study.active import resume_active
+        from fedbayes.runs.active import resume_active
 
         _train(lambda watch: resume_active(folder, watch), folder, tensorboard)
         return
-    from fedbayes.study.run import experiment_in
+    from fedbayes.runs.folder import experiment_in
 
     experiment = experiment_in(folder)
     _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
@@ -91,8 +91,8 @@ def resume(folder: Folder, tensorboard: Events = False) -> None:
 
 def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
     """Train here, or on Flower's local simulation."""
-    from fedbayes.study.build import FLOWER
-    from fedbayes.study.run import run as train
+    from fedbayes.experiments.build import FLOWER
+    from fedbayes.runs.folder import run as train
 
     if experiment.engine != FLOWER:
         return train(experiment, folder, watch)
@@ -102,9 +102,9 @@ def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
 
 
 def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
-    from fedbayes.study.folders import arrays_in, runs_in
-    from fedbayes.study.report import write
-    from fedbayes.study.terminal import closing_table, samples_text
+    from fedbayes.cli.terminal import closing_table, samples_text
+    from fedbayes.report import write
+    from fedbayes.runs.records import arrays_in, runs_in
 
     try:
         with watching() as watch:
@@ -120,6 +120,6 @@ def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
 
 
 def _with_events(watch: Any, folder: Path) -> Any:
-    from fedbayes.study.tensorboard import with_events
+    from fedbayes.runs.tensorboard import with_events
 
     return with_events(watch, folder)

@@ -19,7 +19,7 @@ def report(
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained page from run folders, and its figures beside it."""
-    from fedbayes.study.report import write, write_figures
+    from fedbayes.report import write, write_figures
 
     page = write(runs, output or runs[0] / "report.html")
     print(page)
@@ -43,7 +43,7 @@ def predict(
     by: Annotated[str, typer.Option(help="What --ood goes by: entropy or epistemic.")] = "entropy",
 ) -> None:
     """Probabilities with their aleatoric and epistemic parts for new data."""
-    from fedbayes.study.predict import predict_file, prediction_table
+    from fedbayes.export.predictions import predict_file, prediction_table
 
     arrays, flags = predict_file(folder, input, output, draws=draws, device=device, ood=by if ood else None)
     out.print(prediction_table(arrays))
@@ -66,8 +66,8 @@ def export(
     onnx: Annotated[bool, typer.Option("--onnx", help="Also as ONNX; needs fedbayes[onnx].")] = False,
 ) -> None:
     """The trained network as files that need no fedbayes: a torch.export program, safetensors and a PyTorch file."""
-    from fedbayes.study.export import export as write
-    from fedbayes.study.run import load
+    from fedbayes.export.program import export as write
+    from fedbayes.runs.folder import load
 
     for path in write(load(folder, device="cpu"), output, what, draws=draws, onnx=onnx):
         print(path)
@@ -85,8 +85,8 @@ def evaluate(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
 ) -> None:
     """All scores of a run (of each method in a comparison) with their Monte Carlo error, and OOD detection."""
-    from fedbayes.study.score_tables import ood_table, score_table
-    from fedbayes.study.scoring import evaluate as score
+    from fedbayes.cli.score_tables import ood_table, score_table
+    from fedbayes.evaluate.scoring import evaluate as score
 
     names = [name for given in ood or () for name in given.split(",") if name]
     runs = score(folder, ood=names, draws=draws, repeats=repeats, device=device)

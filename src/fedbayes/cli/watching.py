@@ -14,8 +14,8 @@ from fedbayes.cli.shared import out
 @contextmanager
 def watching() -> Iterator[Any]:
     """What a run calls while it goes on (a Watch): a bar follows, and Ctrl-C is heeded after a round at the latest."""
-    from fedbayes.study.run import Watch
-    from fedbayes.study.terminal import Bar
+    from fedbayes.cli.terminal import Bar
+    from fedbayes.runs.folder import Watch
 
     with Bar(out) as bar, heeded_ctrl_c() as heed:
 

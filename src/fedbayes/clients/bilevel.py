@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedbayes.clients.client import Client, Info, Own, Upload
+from fedbayes.clients.optimisers import Optimiser
 from fedbayes.clients.variational import KL_WEIGHTS
 from fedbayes.noise import Tape
-from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Gaussian, Parts, softplus_and_slope, softplus_inverse
+from fedbayes.posterior.values import Gaussian, Parts, softplus_and_slope, softplus_inverse
 
 
 class State(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Batch, Info
-from fedbayes.group import Group
+from fedbayes.model.classifier import Group
 from fedbayes.noise import Tape
 
 

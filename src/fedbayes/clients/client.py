@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedbayes.noise import Tape
-from fedbayes.posterior import Parts
+from fedbayes.posterior.values import Parts
 
 State = Any  # nested tuples and dicts of tensors
 Own = dict[str, Any]  # what a client keeps between rounds: named parts, or plain tensors

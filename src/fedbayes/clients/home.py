@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedbayes.clients.client import Client, Info, Own, Phase, Upload
-from fedbayes.layout import Layout
 from fedbayes.noise import Tape
-from fedbayes.posterior import Parts, Posterior, fields_of
+from fedbayes.posterior.layout import Layout
+from fedbayes.posterior.values import Parts, Posterior, fields_of
 
 
 class Split(NamedTuple):

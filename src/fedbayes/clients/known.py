@@ -6,10 +6,10 @@ import math
 
 from torch import Tensor, nn
 
-from fedbayes.chain import is_of, layers
 from fedbayes.clients.client import Dense, Rowwise
-from fedbayes.model import Model
-from fedbayes.posterior import LOG_2PI
+from fedbayes.model.chain import is_of, layers
+from fedbayes.model.model import Model
+from fedbayes.posterior.values import LOG_2PI
 
 BETWEEN: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
 

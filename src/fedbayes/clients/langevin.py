@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, only_if
+from fedbayes.clients.optimisers import Optimiser
+from fedbayes.clients.samplers import Sampler
 from fedbayes.clients.schedules import Rate
-from fedbayes.distillation import cross_entropy, mean_over_live, soft_targets
-from fedbayes.gradient import gradients
-from fedbayes.model import Model
+from fedbayes.model.gradient import gradients
+from fedbayes.model.model import Model
+from fedbayes.model.soft_targets import cross_entropy, mean_over_live, soft_targets
 from fedbayes.noise import Tape
-from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Parts, Point
-from fedbayes.samplers import Sampler
+from fedbayes.posterior.values import Parts, Point
 
 Vectors = dict[str, Tensor]
 

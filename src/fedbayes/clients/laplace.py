@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedbayes import curvature
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
-from fedbayes.curvature import Sums
-from fedbayes.group import Group
+from fedbayes.model import curvature
+from fedbayes.model.classifier import Group
+from fedbayes.model.curvature import Sums
 from fedbayes.noise import Tape
-from fedbayes.posterior import FullGaussian, Gaussian, Parts
+from fedbayes.posterior.values import FullGaussian, Gaussian, Parts
 
 CLASSIFIER = "classifier"  # the part that holds the group's own posterior, beside the network
 Finish = Callable[[Any, Info], Upload]

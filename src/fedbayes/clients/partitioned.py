@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbayes.clients.client import Client, Info, Own, Upload
 from fedbayes.noise import Tape
-from fedbayes.posterior import Gaussian, Parts, map_tensors, softplus_inverse
+from fedbayes.posterior.values import Gaussian, Parts, map_tensors, softplus_inverse
 
 LEAST = 1e-3  # of the prior's precision: what a cavity has at least, where factors of others are negative
 FALL = 0.9  # of the broadcast's precision: what all clients of a round together may take off it

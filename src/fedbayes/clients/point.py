@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbayes.chain import by_hand
 from fedbayes.clients.client import Batch, Client, Info, Known, Learner, Own, Phase, Upload, falling_rate
 from fedbayes.clients.known import dense, rowwise
-from fedbayes.gradient import gradients
-from fedbayes.model import Model
+from fedbayes.clients.optimisers import Optimiser
+from fedbayes.model.chain import by_hand
+from fedbayes.model.gradient import gradients
+from fedbayes.model.model import Model
+from fedbayes.model.tracing import alone, traced
 from fedbayes.noise import Tape
-from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Parts, Point
-from fedbayes.tracing import alone, traced
+from fedbayes.posterior.values import Parts, Point
 
 
 def point(

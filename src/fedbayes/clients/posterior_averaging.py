@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbayes.clients.client import Client, Info, Own, Phase, Upload
 from fedbayes.noise import Tape
-from fedbayes.posterior import Point
+from fedbayes.posterior.values import Point
 
 
 class State(NamedTuple):

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedbayes import curvature
 from fedbayes.clients.cached import Cache
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.clients.laplace import CLASSIFIER, Finish, Laplace, inside, log_likelihood, means
-from fedbayes.curvature import Sums
-from fedbayes.flow import Flowed, Radial
-from fedbayes.gradient import gradients
-from fedbayes.grafted import Grafted
-from fedbayes.group import Group
+from fedbayes.clients.optimisers import Optimiser, adam
+from fedbayes.model import curvature
+from fedbayes.model.classifier import Group
+from fedbayes.model.curvature import Sums
+from fedbayes.model.gradient import gradients
 from fedbayes.noise import Tape, normals
-from fedbayes.optimisers import Optimiser, adam
-from fedbayes.posterior import FullGaussian, Gaussian, Parts, Point
+from fedbayes.posterior.flow import Flowed, Radial
+from fedbayes.posterior.spliced import Grafted
+from fedbayes.posterior.values import FullGaussian, Gaussian, Parts, Point
 
 
 class Flow(NamedTuple):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload
-from fedbayes.distillation import cross_entropy, mean_over_live
-from fedbayes.gradient import gradients
-from fedbayes.model import Model
+from fedbayes.clients.optimisers import Optimiser
+from fedbayes.model.gradient import gradients
+from fedbayes.model.model import Model
+from fedbayes.model.soft_targets import cross_entropy, mean_over_live
 from fedbayes.noise import Tape
-from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Parts, Point
+from fedbayes.posterior.values import Parts, Point
 
 Vectors = dict[str, Tensor]
 

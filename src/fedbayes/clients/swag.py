@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbayes.clients.client import Client, Info, Own, Phase, Upload
 from fedbayes.noise import Tape
-from fedbayes.posterior import Gaussian, LowRank
+from fedbayes.posterior.values import Gaussian, LowRank
 
 LEAST = 1e-12  # a scale where nothing was collected
 

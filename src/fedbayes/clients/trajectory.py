@@ -10,10 +10,10 @@ from torch import Tensor
 from fedbayes.clients.cached import Cache
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.clients.laplace import CLASSIFIER, Finish, inside, log_likelihood, means
-from fedbayes.gradient import gradients
-from fedbayes.group import Group
+from fedbayes.model.classifier import Group
+from fedbayes.model.gradient import gradients
 from fedbayes.noise import Tape
-from fedbayes.posterior import Gaussian
+from fedbayes.posterior.values import Gaussian
 
 LEAST = 1e-6  # a scale of weights that did not move
 

@@ -11,14 +11,14 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
+from fedbayes.clients.optimisers import Optimiser
 from fedbayes.errors import InputError
-from fedbayes.gradient import gradients
-from fedbayes.layout import matches
-from fedbayes.model import Model
-from fedbayes.networks.estimators import Plan, forward
+from fedbayes.model.estimators import Plan, forward
+from fedbayes.model.gradient import gradients
+from fedbayes.model.model import Model
 from fedbayes.noise import Tape
-from fedbayes.optimisers import Optimiser
-from fedbayes.posterior import Gaussian, Parts, Point, softplus_and_slope, softplus_inverse
+from fedbayes.posterior.layout import matches
+from fedbayes.posterior.values import Gaussian, Parts, Point, softplus_and_slope, softplus_inverse
 
 Vectors = dict[str, Tensor]
 

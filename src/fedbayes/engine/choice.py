@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fedbayes.engine.batches import steps_in_epoch
+from fedbayes.engine.fast.rowwise import compiler
 from fedbayes.engine.loop import Loop, Store
-from fedbayes.engine.rowwise import compiler
 from fedbayes.engine.stacked import Stacked
 from fedbayes.engine.steps import BY_HAND, ROWWISE, Steps
 from fedbayes.errors import InputError, unknown
-from fedbayes.federation import Program
-from fedbayes.model import Model
+from fedbayes.federation.round import Program
+from fedbayes.model.model import Model
 from fedbayes.noise import Tape
 
 ENGINES: dict[str, Any] = {"auto": None, "loop": Loop, "stacked": Stacked}

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Info
 from fedbayes.engine.outcomes import Seat
-from fedbayes.federation import Order, Program
+from fedbayes.federation.round import Order, Program
 
 # Which fields of Info have an axis of clients: in one federation only what is the client's own; in a sweep all, but
 # for the constants that its members have in common.

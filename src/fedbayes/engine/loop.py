@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.engine.batches import schedule, steps_in_epoch
-from fedbayes.federation import (
+from fedbayes.federation.round import (
     SERVER,
     Contribution,
     FederationState,
@@ -22,7 +22,7 @@ from fedbayes.federation import (
     contribute,
 )
 from fedbayes.noise import Tape, normals, seeded
-from fedbayes.posterior import Parts
+from fedbayes.posterior.values import Parts
 
 
 class Store(NamedTuple):

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from fedbayes.clients.client import Info, Upload
 from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.engine.together import Clients, take
-from fedbayes.federation import Contribution, Outcome, Program, Terms, add_terms, contribute
+from fedbayes.federation.round import Contribution, Outcome, Program, Terms, add_terms, contribute
 
 
 class Seat(NamedTuple):

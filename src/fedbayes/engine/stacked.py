@@ -23,7 +23,7 @@ from fedbayes.engine.sharing import share_store
 from fedbayes.engine.steps import BY_HAND, CAPTURED, MODES, Steps, Work
 from fedbayes.engine.together import Clients, NotStackable
 from fedbayes.engine.workers import share, side_by_side, threads
-from fedbayes.federation import Order, Outcome, Program
+from fedbayes.federation.round import Order, Outcome, Program
 from fedbayes.noise import address, seeded
 
 

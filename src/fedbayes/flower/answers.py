@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.federation import LONE_NOISE, MEMBERS, NOISE_PART, FederationState, Program
+from fedbayes.federation.round import LONE_NOISE, MEMBERS, NOISE_PART, FederationState, Program
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.node import EVALUATE, QUERY, REFINE, SECURE, TRAIN, Node
 from fedbayes.flower.wire import Coding, Letter, Refused, check_head, read, write
-from fedbayes.personalised import Federation, personal_sums
-from fedbayes.posterior import Draws, Parts, Point
-from fedbayes.trained import score_sums
+from fedbayes.posterior.values import Draws, Parts, Point
+from fedbayes.training.personal import Federation, personal_sums
+from fedbayes.training.run import score_sums
 
 
 def answer(node: Node, kind: str, letter: Letter, kept: Kept) -> Letter:

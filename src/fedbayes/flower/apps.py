@@ -12,16 +12,16 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedbayes.errors import InputError
+from fedbayes.experiments.build import options_of_method
+from fedbayes.experiments.experiment import Experiment, read, with_settings
 from fedbayes.flower.answers import answer
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.grid import GridPost, content_of, letter_of
 from fedbayes.flower.kept import Kept, Slot, in_file
 from fedbayes.flower.node import EVALUATE, QUERY, REFINE, SECURE, TRAIN, Node
 from fedbayes.flower.wire import Letter
-from fedbayes.study.build import options_of_method
-from fedbayes.study.experiment import Experiment, read, with_settings
-from fedbayes.study.journal import Record
-from fedbayes.study.run import Watch
+from fedbayes.runs.folder import Watch
+from fedbayes.runs.journal import Record
 
 OWN = "fedbayes.own"
 

@@ -9,19 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedbayes.errors import InputError
-from fedbayes.federation import BY_MEMBERS, Program
+from fedbayes.experiments.build import FLOWER
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.federation.round import BY_MEMBERS, Program
 from fedbayes.flower.post import Post
 from fedbayes.flower.remote import Remote
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import settings_of
 from fedbayes.flower.wire import head_of, layouts_of
-from fedbayes.study.build import FLOWER
-from fedbayes.study.experiment import Experiment
-from fedbayes.study.recording import write_once
-from fedbayes.study.run import Carrier, Run, Step, Watch
-from fedbayes.study.run import run as run_into
-from fedbayes.trained import OwnStore
-from fedbayes.training import Progress, Task, rounds
+from fedbayes.runs.folder import Carrier, Run, Step, Watch
+from fedbayes.runs.folder import run as run_into
+from fedbayes.runs.recording import write_once
+from fedbayes.training.rounds import Progress, Task, rounds
+from fedbayes.training.run import OwnStore
 
 TOKEN = "federation"  # the file that names a run to its clients, so that they tell it from others
 
@@ -52,7 +52,7 @@ def check_sums(method: str, program: Program) -> None:
 
 
 def federated(post: Post) -> Carrier:
-    """The way to clients behind a post, for `study.run`: rounds go there, and into a run folder as any others."""
+    """The way to clients behind a post, for `runs.folder`: rounds go there, and into a run folder as any others."""
 
     rolls: list[Roll] = []
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.federation import Program, Terms
+from fedbayes.federation.round import Program, Terms
 from fedbayes.flower.wire import Refused
 
 RANGE = 2.0**24  # the largest statistic that a client may add, in units of the reference and of a typical weight

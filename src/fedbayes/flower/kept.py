@@ -10,7 +10,7 @@ import torch
 
 from fedbayes.clients.client import Own
 from fedbayes.files import write_atomically
-from fedbayes.study import sealed
+from fedbayes.runs import sealed
 
 
 class Lost(LookupError):

@@ -12,13 +12,13 @@ from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.errors import InputError
-from fedbayes.federation import Order, contribute
+from fedbayes.experiments.build import build, keeps_apart, side_of
+from fedbayes.experiments.experiment import Experiment, from_toml, to_toml
+from fedbayes.federation.round import Order, contribute
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, head_of, layouts_of, read
-from fedbayes.posterior import Parts
-from fedbayes.study.build import build, keeps_apart, side_of
-from fedbayes.study.experiment import Experiment, from_toml, to_toml
-from fedbayes.training import Task
+from fedbayes.posterior.values import Parts
+from fedbayes.training.rounds import Task
 
 QUERY, TRAIN, EVALUATE, REFINE = "query", "train", "evaluate", "evaluate.refine"
 SECURE = ("train.keys", "train.shares", "train.masked", "train.unmask")  # the letters of a secure sum

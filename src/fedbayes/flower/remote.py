@@ -11,7 +11,7 @@ import torch
 from fedbayes.clients.client import Client, Own, Upload
 from fedbayes.engine.loop import Loop, OwnState
 from fedbayes.errors import InputError
-from fedbayes.federation import (
+from fedbayes.federation.round import (
     LONE_NOISE,
     MEMBERS,
     NOISE_PART,
@@ -28,11 +28,11 @@ from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings
 from fedbayes.flower.total import Reply, Total
 from fedbayes.flower.wire import Head, Letter, Refused, check_head, read, write
-from fedbayes.personalised import Federation
-from fedbayes.posterior import Draws, Parts
+from fedbayes.posterior.values import Draws, Parts
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
-from fedbayes.training import Task
+from fedbayes.training.personal import Federation
+from fedbayes.training.rounds import Task
 
 
 class Remote:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbayes.federation import contribute
+from fedbayes.federation.round import contribute
 from fedbayes.flower import masks
 from fedbayes.flower.fixed import METRIC, flat, quantise, split
 from fedbayes.flower.kept import Kept

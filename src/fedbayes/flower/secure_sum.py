@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from fedbayes.clients.client import Info, Own, Upload
-from fedbayes.federation import Order, Outcome, Program, Terms, contribute
+from fedbayes.federation.round import Order, Outcome, Program, Terms, contribute
+from fedbayes.federation.rules import added
 from fedbayes.flower import masks
 from fedbayes.flower.fixed import METRIC, dequantise, flat, split
 from fedbayes.flower.post import Answer
 from fedbayes.flower.settings import Settings
 from fedbayes.flower.wire import Head, Letter, Refused, write
-from fedbayes.server.rules import added
 
 KEYS, SHARES, MASKED, UNMASK = "train.keys", "train.shares", "train.masked", "train.unmask"
 Exchange = Callable[[str, Mapping[int, Letter]], Iterator[tuple[int, Answer]]]  # by client

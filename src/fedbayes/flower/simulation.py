@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 
 from fedbayes.errors import InputError
-from fedbayes.federation import cohort_size
+from fedbayes.experiments.build import clients_of
+from fedbayes.experiments.experiment import Experiment, to_toml
+from fedbayes.federation.round import cohort_size
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.settings import settings_of
-from fedbayes.study.build import clients_of
-from fedbayes.study.experiment import Experiment, to_toml
-from fedbayes.study.run import Run, Watch
+from fedbayes.runs.folder import Run, Watch
 
 
 def simulate(experiment: Experiment, folder: str | Path, watch: Watch | None = None) -> dict[str, Run]:

@@ -8,9 +8,9 @@ import torch
 
 from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.engine.loop import LEFT_OUT
-from fedbayes.federation import Contribution, Order, Outcome, Program, Terms, add_terms, contribute
+from fedbayes.federation.round import Contribution, Order, Outcome, Program, Terms, add_terms, contribute
 from fedbayes.flower.wire import Coding, read, write
-from fedbayes.posterior import Parts
+from fedbayes.posterior.values import Parts
 
 
 class Reply(NamedTuple):

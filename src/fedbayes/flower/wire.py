@@ -11,9 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.posterior import KINDS, Gaussian, Parts, Posterior, check, flatten_parts, map_tensors, unflatten_parts
-from fedbayes.study.checkpoint import FREE
-from fedbayes.study.experiment import Experiment, table_of
+from fedbayes.experiments.experiment import Experiment, table_of
+from fedbayes.posterior.values import (
+    KINDS,
+    Gaussian,
+    Parts,
+    Posterior,
+    check,
+    flatten_parts,
+    map_tensors,
+    unflatten_parts,
+)
+from fedbayes.runs.checkpoint import FREE
 from fedbayes.version import __version__
 
 FORMAT = 1

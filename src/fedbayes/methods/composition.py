@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from fedbayes.clients.client import Client
 from fedbayes.clients.schedules import scheduled
 from fedbayes.errors import InputError
-from fedbayes.layout import matches
 from fedbayes.methods.method import Setting
-from fedbayes.model import Model
+from fedbayes.model.model import Model
 from fedbayes.networks.dropout import has_dropout
 from fedbayes.noise import Tape
+from fedbayes.posterior.layout import matches
 
 
 def model_of(setting: Setting, points: list[str] | None, name: str = "") -> Model:

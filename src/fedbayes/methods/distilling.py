@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.soft import soft
-from fedbayes.distillation import mixed, sharpened, soft_targets
-from fedbayes.federation import MEMBERS, Program
+from fedbayes.federation.distil import FITS, Place, ensemble
+from fedbayes.federation.round import MEMBERS, Program
+from fedbayes.federation.rules import Rule
 from fedbayes.methods.groups import optimiser_named
 from fedbayes.methods.method import Method, Setting
 from fedbayes.methods.points import FedAvg, PointAveraging
 from fedbayes.methods.students import FedPPD
-from fedbayes.model import Model, Weights
+from fedbayes.model.model import Model, Weights
+from fedbayes.model.predictive import each_draw
+from fedbayes.model.soft_targets import mixed, sharpened, soft_targets
 from fedbayes.options import (
     at_least_one,
     below_one,
@@ -28,10 +31,7 @@ from fedbayes.options import (
     whole,
     with_default,
 )
-from fedbayes.posterior import Draws, Parts
-from fedbayes.predict import each_draw
-from fedbayes.server.distil import FITS, Place, ensemble
-from fedbayes.server.rules import Rule
+from fedbayes.posterior.values import Draws, Parts
 
 
 @record

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedbayes.clients.optimisers import OPTIMISERS, Optimiser
 from fedbayes.clients.schedules import WITHIN
 from fedbayes.methods.method import Method
-from fedbayes.optimisers import OPTIMISERS, Optimiser
 from fedbayes.options import (
     at_least_one,
     below_one,

@@ -9,13 +9,13 @@ import torch
 
 from fedbayes.clients.posterior_averaging import posterior_averaging
 from fedbayes.clients.swag import LEAST, swag
-from fedbayes.federation import Program
+from fedbayes.federation.round import Program
+from fedbayes.federation.rules import RULES, rule_named
 from fedbayes.methods.groups import ServerStep
 from fedbayes.methods.method import Setting
 from fedbayes.methods.points import FedAvg, PointAveraging
 from fedbayes.options import at_least_one, not_negative, one_of, option, positive, record, share, whole, with_default
-from fedbayes.posterior import Gaussian, LowRank, Parts, Point
-from fedbayes.server.rules import RULES, rule_named
+from fedbayes.posterior.values import Gaussian, LowRank, Parts, Point
 
 COVARIANCES = {"diagonal": "independent weights", "low_rank": "the diagonal and the last deviations, half each"}
 POOLED = [name for name, rule in RULES.items() if Gaussian in rule.takes and not rule.needs_reference]

@@ -10,17 +10,17 @@ from torch import nn
 from fedbayes.clients.bilevel import bilevel, own_model
 from fedbayes.clients.home import Split, keep_home, whole_model
 from fedbayes.errors import InputError
-from fedbayes.federation import Program
-from fedbayes.group import HEAD, last_layer
-from fedbayes.layout import matches
+from fedbayes.federation.round import Program
+from fedbayes.federation.rules import RULES, Rule
+from fedbayes.federation.weighting import WEIGHTINGS, Weighting
 from fedbayes.methods.groups import Descent, PaperDraws, optimiser_named
 from fedbayes.methods.method import Setting
 from fedbayes.methods.points import FedAvg
 from fedbayes.methods.variational import FedVI, Variational
+from fedbayes.model.classifier import HEAD, last_layer
 from fedbayes.options import one_of, option, patterns, positive, record, with_default
-from fedbayes.posterior import Parts
-from fedbayes.server.rules import RULES, Rule
-from fedbayes.server.weighting import WEIGHTINGS, Weighting
+from fedbayes.posterior.layout import matches
+from fedbayes.posterior.values import Parts
 
 
 @record

@@ -10,16 +10,16 @@ import torch
 from fedbayes.clients.client import Client
 from fedbayes.clients.point import point
 from fedbayes.errors import InputError
-from fedbayes.federation import NOISE, Program, check_rules, static_rules
+from fedbayes.federation.round import NOISE, Program, check_rules, static_rules
+from fedbayes.federation.rules import RULES, Rule, rule_named
+from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import check_batch, check_dropout, in_schedule, is_linear, model_of
 from fedbayes.methods.groups import Descent, Schedule, ServerStep, Statistics, optimiser_named
 from fedbayes.methods.method import Setting
 from fedbayes.methods.refined import Refining
-from fedbayes.model import Model
+from fedbayes.model.model import Model
 from fedbayes.options import at_least_one, flag, not_negative, one_of, option, positive, record, with_default
-from fedbayes.posterior import Gaussian, Parts, Point
-from fedbayes.server.rules import RULES, Rule, rule_named
-from fedbayes.server.weighting import WEIGHTINGS, Weighting, weighting_named
+from fedbayes.posterior.values import Gaussian, Parts, Point
 
 PREDICTORS = {
     "bootstrap": "the clients' networks as an ensemble",

@@ -10,14 +10,14 @@ from fedbayes.clients.client import Client
 from fedbayes.clients.laplace import CLASSIFIER, PRIORS, Laplace, standard, with_laplace
 from fedbayes.clients.refine import FLOW_PRIORS, Flow, grafted, refine
 from fedbayes.clients.trajectory import with_swag
-from fedbayes.curvature import STRUCTURES, check_curvature
 from fedbayes.errors import InputError
-from fedbayes.federation import Gather, Program
-from fedbayes.group import HEAD, Group, group_of
+from fedbayes.federation.round import Gather, Program
+from fedbayes.federation.rules import rule_named
 from fedbayes.methods.method import Method, Setting
+from fedbayes.model.classifier import HEAD, Group, group_of
+from fedbayes.model.curvature import STRUCTURES, check_curvature
 from fedbayes.options import at_least_one, one_of, option, options_of, patterns, positive, record
-from fedbayes.posterior import Parts, Point
-from fedbayes.server.rules import rule_named
+from fedbayes.posterior.values import Parts, Point
 
 REFINEMENTS = {
     "tune": "one more round of training on the client's rows",

@@ -11,13 +11,16 @@ import torch
 from torch import nn
 
 from fedbayes.clients.langevin import COOLING, SCHEDULES, UPLOADS, langevin
+from fedbayes.clients.samplers import SAMPLERS, Sampler
 from fedbayes.clients.schedules import WITHIN
 from fedbayes.errors import InputError
-from fedbayes.federation import Program, static_rules
+from fedbayes.federation.round import Program, static_rules
+from fedbayes.federation.rules import rule_named
+from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import check_batch, model_of
 from fedbayes.methods.groups import Descent, Schedule, optimiser_named
 from fedbayes.methods.method import Setting
-from fedbayes.model import Model, in_precision_of
+from fedbayes.model.model import Model, in_precision_of
 from fedbayes.networks.papers import network_named
 from fedbayes.options import (
     at_least_one,
@@ -32,10 +35,7 @@ from fedbayes.options import (
     whole,
     with_default,
 )
-from fedbayes.posterior import Parts, Point
-from fedbayes.samplers import SAMPLERS, Sampler
-from fedbayes.server.rules import rule_named
-from fedbayes.server.weighting import WEIGHTINGS, Weighting, weighting_named
+from fedbayes.posterior.values import Parts, Point
 
 STUDENT = "student"
 

@@ -10,13 +10,15 @@ import torch
 from fedbayes.clients.partitioned import FIRST, own_model, partitioned
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.errors import InputError
-from fedbayes.federation import Program, check_rules, static_rules
+from fedbayes.federation.round import Program, check_rules, static_rules
+from fedbayes.federation.rules import RULES, Rule, rule_named
+from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import batch_like, check_batch, check_points, in_schedule, model_of
 from fedbayes.methods.groups import Descent, PaperDraws, Schedule, ServerStep, Statistics, optimiser_named
 from fedbayes.methods.method import Setting
 from fedbayes.methods.refined import Refining
-from fedbayes.model import points_by_default
-from fedbayes.networks.estimators import ESTIMATORS, plan
+from fedbayes.model.estimators import ESTIMATORS, plan
+from fedbayes.model.model import points_by_default
 from fedbayes.options import (
     at_least_one,
     each,
@@ -29,9 +31,7 @@ from fedbayes.options import (
     up_to_one,
     with_default,
 )
-from fedbayes.posterior import Gaussian, Parts, Point
-from fedbayes.server.rules import RULES, Rule, rule_named
-from fedbayes.server.weighting import WEIGHTINGS, Weighting, weighting_named
+from fedbayes.posterior.values import Gaussian, Parts, Point
 
 PRIORS = {"broadcast": "what the server sent", "fixed": "N(0, prior_scale^2)"}
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedbayes.errors import InputError
-from fedbayes.layout import matches
+from fedbayes.posterior.layout import matches
 
 
 def with_dropout(network: nn.Module, rate: float, *, but: Sequence[str] = ()) -> nn.Module:

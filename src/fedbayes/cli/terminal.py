@@ -1,0 +1,167 @@
+"""What a run looks like in a terminal, and in a file that its output is piped to: progress, tables, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedbayes.report.wording import TITLES, best_of, beyond
+from fedbayes.runs.records import Arrays, RunFiles
+
+LIVE = ("accuracy", "rmse", "nll", "ece")
+SHOWN = 3  # clients that a line names
+SHADES = " .:-=+*#%@"
+
+
+class Bar:
+    """A bar for each method with the scores of the last evaluated round; without a terminal, a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.progress = Progress(
+            TextColumn("{task.fields[method]:<10}"),
+            BarColumn(bar_width=14),
+            TextColumn("{task.fields[round]}/{task.fields[rounds]}"),
+            TextColumn("{task.fields[live]}", style="cyan"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task: TaskID | None = None
+        self.method, self.rounds, self.cohort = "", 0, 1
+
+    def __enter__(self) -> Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def begun(self, method: str, task: Any, records: list[dict[str, Any]]) -> None:
+        self.method, self.rounds, self.cohort = method, task.rounds, task.cohort
+        done = len(records)
+        if done < task.rounds:
+            self.console.print(f"{method}: {escape(task.choice)}", style="dim")
+        if 0 < done < task.rounds:
+            self.console.print(f"{method}: going on from round {done}")
+        self.task = self.progress.add_task(
+            method,
+            total=task.rounds * task.cohort,
+            completed=done * task.cohort,
+            method=method,
+            round=done,
+            rounds=task.rounds,
+            live=live(records[-1].get("test", {})) if records else "",
+        )
+
+    def client(self) -> None:
+        assert self.task is not None
+        self.progress.advance(self.task)
+
+    def round(self, record: dict[str, Any]) -> None:
+        assert self.task is not None
+        number = record["round"]
+        scores = live(record.get("test", {}))
+        fields = {"round": number, **({"live": scores} if scores else {})}
+        self.progress.update(self.task, completed=number * self.cohort, **fields)
+        reasons: dict[str, list[str]] = {}
+        for client, why in record.get("left_out", {}).items():
+            reasons.setdefault(why, []).append(client)
+        for why, clients in reasons.items():
+            more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
+            who = f"client{'s' if clients[1:] else ''} {', '.join(clients[:SHOWN])}{more}"
+            self.console.print(f"[yellow]warning[/]: round {number}: {escape(who)} left out: {escape(why)}")
+        if not self.console.is_terminal and (number % max(1, self.rounds // 5) == 0 or number == self.rounds):
+            self.console.print(f"{self.method:<10} round {number}/{self.rounds}  {scores}")
+        for note in record.get("notes", ()):
+            self.console.print(f"{self.method}: {escape(note)}", style="dim")
+        if "stopped" in record:
+            self.console.print(f"{self.method} stopped early at round {number}: {record['stopped']}")
+
+    def ended(self, method: str, was_finished: bool) -> None:
+        if was_finished:
+            self.console.print(f"{method}: finished earlier, nothing to do; delete its folder to train anew")
+
+
+def live(scores: Mapping[str, float]) -> str:
+    """The few scores that fit beside a progress bar."""
+    shown = [f"{TITLES[name].split()[0]} {scores[name]:.3f}" for name in LIVE if name in scores]
+    return "  ".join(shown)
+
+
+def closing_table(runs: Iterable[RunFiles]) -> Table:
+    """One row a run with all its scores; the best of each column is bold."""
+    runs = list(runs)
+    names = [name for name in TITLES if any(name in run.scores for run in runs)]
+    table = Table(box=box.SIMPLE_HEAD)
+    # Where a terminal is narrow, long names are folded and numbers stay whole.
+    table.add_column("method", overflow="fold", min_width=min(8, max(len(run.name) for run in runs)))
+    for name in names:
+        table.add_column(TITLES[name], justify="right", min_width=max(6, *map(len, TITLES[name].split())))
+    for word in ("rounds", "seconds"):
+        table.add_column(word, justify="right", min_width=len(word))
+    best = {name: best_of(name, [run.scores[name] for run in runs if name in run.scores]) for name in names}
+    for run in runs:
+        cells = [_cell(run.scores.get(name), best[name] if len(runs) > 1 else None) for name in names]
+        table.add_row(run.name, *cells, str(len(run.records)), f"{run.seconds:.1f}")
+    return table
+
+
+def _cell(value: float | None, best: float | None) -> str:
+    if value is None:
+        return ""
+    return f"[bold green]{value:.4f}[/]" if value == best else f"{value:.4f}"
+
+
+def samples_text(arrays: Arrays) -> list[str]:
+    """Each sample as a picture of characters beside its three likeliest classes and the parts of its uncertainty."""
+    blocks = []
+    classes, methods = arrays["class_names"].tolist(), arrays["methods"].tolist()
+    for i, name in enumerate(arrays["names"].tolist()):
+        label = int(arrays["labels"][i])
+        truth = f"a {classes[label]}" if label >= 0 else "stripes, which no client ever saw"
+        beside = []
+        for method in methods:
+            beside += _bars(method, arrays, i, classes)
+        picture = _picture(arrays["images"][i])
+        width = len(picture[0])
+        rows = max(len(picture), len(beside))
+        picture += [" " * width] * (rows - len(picture))
+        beside += [""] * (rows - len(beside))
+        lines = [f"  {a}   {b}".rstrip() for a, b in zip(picture, beside)]
+        blocks.append("\n".join([f"{name}: {truth}", *lines]))
+    return blocks
+
+
+def _bars(method: str, arrays: Arrays, i: int, classes: list[str]) -> list[str]:
+    probs = arrays[f"{method}/probs"][i]
+    top = [int(c) for c in np.argsort(-probs)[:3]]
+    parts = {part: float(arrays[f"{method}/{part}"][i].sum()) for part in ("aleatoric", "epistemic")}
+    said = "   ".join(f"{classes[c]} {probs[c]:6.1%}" for c in top)
+    shown = [f"{method:<9} {said}"]
+    shown += [f"{'':<9} {part} {_bar(value)} {value:.3f}" for part, value in parts.items()]
+    if parts["epistemic"]:
+        shown.append(f"{'':<9} {'':<9} {beyond(float(arrays[f'{method}/rank'][i]))}")
+    return shown
+
+
+def _bar(value: float, width: int = 20) -> str:
+    """A bar of a variance in [0, 1]."""
+    filled = min(width, max(0, round(value * width)))
+    return "█" * filled + "·" * (width - filled)
+
+
+def _picture(image: np.ndarray, largest: int = 16) -> list[str]:
+    """A grey image as lines of characters, two a pixel so that pixels look square."""
+    grey = image.astype(float)
+    grey = grey.mean(-1) if grey.ndim == 3 else grey
+    step = -(-max(grey.shape) // largest)
+    grey = grey[::step, ::step]
+    return ["".join(SHADES[int(v / 256 * len(SHADES))] * 2 for v in row) for row in grey]

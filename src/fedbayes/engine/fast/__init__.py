@@ -1,0 +1,1 @@
+"""Gradients written by hand for forms of steps that are worth it."""

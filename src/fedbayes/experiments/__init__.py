@@ -1,0 +1,1 @@
+"""An experiment in a file, and the task that it describes."""

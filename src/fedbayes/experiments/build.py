@@ -1,0 +1,286 @@
+"""From an experiment's names to a task that can train: the data, the network, the method, the likelihood."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import Field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedbayes.data import Clients, Dataset, from_clients
+from fedbayes.data import load as load_data
+from fedbayes.data.partition import PARTITIONS
+from fedbayes.errors import InputError, one_line, unknown
+from fedbayes.experiments.central import at_server, centralised
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.experiments.sites import alone, asks_for_client, everybody
+from fedbayes.methods import METHODS, Method, method_named
+from fedbayes.model.model import LIKELIHOODS, Likelihood
+from fedbayes.networks.dropout import with_dropout
+from fedbayes.networks.papers import network_named
+from fedbayes.noise import seeded
+from fedbayes.options import options_of
+from fedbayes.training.personal import Federation
+from fedbayes.training.rounds import Task, prepare, pretrained
+
+FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
+
+
+def build(experiment: Experiment, *, network: nn.Module | None = None, clients: Clients | None = None) -> Task:
+    """Check the experiment against the tables and bind it; `network` and `clients` stand in for those it names."""
+    x = experiment
+    with naming("options"):
+        method = method_of(x)
+    if clients is None:
+        clients = clients_of(x)
+    if network is None:
+        network = network_of(x, clients.data)
+    likelihood = likelihood_of(x, clients.data)
+    with naming("experiment"):
+        task = prepare(
+            network,
+            clients,
+            method=method,
+            rounds=x.rounds,
+            cohort=x.cohort,
+            seed=x.seed,
+            device=x.device,
+            engine="loop" if x.engine == FLOWER else x.engine,  # what stands on each machine
+            compile=x.compile,
+            at_once=x.at_once,
+            precision=x.precision,
+            likelihood=likelihood,
+            frozen=x.frozen,
+            augment=x.augment,
+            dropout=x.dropout,
+            validation=x.validation,
+            patience=x.patience,
+            evaluate_every=x.evaluate_every,
+            personal_every=x.personal_every,
+            target_loss=x.target_loss,
+            target_accuracy=x.target_accuracy,
+            monitor=x.monitor,
+        )
+    if x.engine == FLOWER:
+        task = replace(task, elsewhere=_with_the_clients)
+    if not x.pretrain:
+        return task
+    with naming("pretrain"):
+        first = build(at_server(x, method), network=network, clients=clients.at_server())
+    return replace(task, before=lambda: pretrained(first))
+
+
+def _with_the_clients(federation: Federation) -> Iterator[tuple[int, Any]]:
+    raise InputError("personal models of a run on Flower stay with the clients, who score them while it trains")
+
+
+def without_federation(x: Experiment) -> Experiment:
+    """The experiment trained in one place, on the rows of all its clients."""
+    with naming("options"):
+        return centralised(x, {method: method_of(x.only(method)) for method in x.all_methods})
+
+
+def check_tables(x: Experiment) -> None:
+    """Refuse a table of options under a name that is no method."""
+    for key, v in x.options.items():
+        if isinstance(v, Mapping) and key not in METHODS and ":" not in key:
+            raise unknown("method with a table in options", key, METHODS)
+
+
+def method_of(x: Experiment) -> Method:
+    """The experiment's method, of the table or the user's own, with its options."""
+    options = with_own_objects(x)
+    if ":" not in x.method:
+        return method_named(x.method, options)
+    made = imported(x.method, "method")
+    if isinstance(made, Method):
+        if options:
+            raise InputError(f"options: {x.method} is a finished method and takes none; name a function that makes it")
+        return made
+    with users_code("method", x.method):
+        method = made(**options)
+    if not isinstance(method, Method):
+        raise InputError(f"method {x.method} gave a {type(method).__name__}; it must give a fedbayes.methods.Method")
+    return method
+
+
+def records_of(method: str) -> dict[str, Field[Any]]:
+    """The records of a method's options, the library's or the user's own; none for an unknown method."""
+    made = imported(method, "method") if ":" in method else METHODS.get(method)
+    return options_of(made) if inspect.isclass(made) and issubclass(made, Method) else {}
+
+
+def with_own_objects(x: Experiment) -> dict[str, Any]:
+    """The method's options with the user's own rules and weightings, where they are named as package.module:name."""
+    options = x.options_of(x.method)
+    importable = {name for name, f in records_of(x.method).items() if f.metadata["importable"]}
+    named = {name: v for name, v in options.items() if name in importable and isinstance(v, str) and ":" in v}
+    return {**options, **{name: imported(path, name) for name, path in named.items()}}
+
+
+def options_of_method(method: str) -> list[str]:
+    """The names of the options that a method takes; none for an unknown method."""
+    made = imported(method, "method") if ":" in method else METHODS.get(method)
+    return [] if made is None or isinstance(made, Method) else list(inspect.signature(made).parameters)
+
+
+def data_of(x: Experiment) -> Any:
+    """The experiment's data as its loader gives it: a Dataset, Clients, or a list of clients."""
+    with naming("data"):
+        data: Any = imported(x.data, "data") if ":" in x.data else load_data(x.data, **x.data_options)
+        if asks_for_client(data):
+            return (alone if x.engine == FLOWER else everybody)(data, x.data_options, x.clients)
+        with users_code("data", x.data):
+            return data(**x.data_options) if callable(data) else data
+
+
+def keeps_apart(x: Experiment) -> bool:
+    """Whether each machine has its own rows alone: so with a data function that is asked for one client at a time."""
+    return ":" in x.data and asks_for_client(imported(x.data, "data"))
+
+
+def side_of(x: Experiment, client: int) -> Clients:
+    """The clients as client k's machine knows them; where rows are not kept apart, all of them."""
+    if not keeps_apart(x):
+        return clients_of(x)
+    with naming("data"):
+        return alone(imported(x.data, "data"), x.data_options, x.clients, client)
+
+
+def clients_of(x: Experiment, data: Any = None) -> Clients:
+    """The experiment's data, spread over its clients; `data` is what `data_of` gave, where it is at hand."""
+    data = data_of(x) if data is None else data
+    if isinstance(data, list):
+        data = from_clients(data)
+    if isinstance(data, Clients):
+        return data.pooled() if x.central else data
+    if not isinstance(data, Dataset):
+        raise InputError(f"data {x.data} gave a {type(data).__name__}; it must give a Dataset or Clients")
+    if x.partition not in PARTITIONS:
+        raise unknown("partition", x.partition, PARTITIONS)
+    with naming("partition"):
+        partition = _call(PARTITIONS[x.partition], x.partition_options, f"partition {x.partition}")
+        made = data.split(partition, clients=x.clients, seed=x.seed, test_per_client=x.test_per_client)
+        return made.pooled() if x.central else made
+
+
+def network_of(x: Experiment, data: Dataset) -> nn.Module:
+    """The experiment's network with weights that depend on the seed alone.
+
+    The user's own object is a module, or is called with the shape of an input and the number of outputs, or with
+    nothing where it takes no such arguments. Option `dropout` is a rate of dropout after every linear map and
+    convolution, save the layers that match `undropped`.
+    """
+    given = {k: v for k, v in x.network_options.items() if k in ("dropout", "undropped")}
+    if given and not _takes_dropout(x.network):
+        if "dropout" not in given:
+            raise InputError("network: undropped spares layers from dropout, but none is given; set dropout = 0.2")
+        options = {k: v for k, v in x.network_options.items() if k not in given}
+        with naming("network"):
+            plain = network_of(replace(x, network_options=options), data)
+            return with_dropout(plain, given["dropout"], but=given.get("undropped", ()))
+    with naming("network"):
+        if ":" not in x.network:
+            return network_named(x.network, data.shape, data.classes, seed=x.seed, **x.network_options)
+        made = imported(x.network, "network")
+        if isinstance(made, nn.Module):
+            return made
+        where = torch.device("cuda") if torch.cuda.is_available() else None  # a user's network may be made there
+        with seeded(x.seed, "network", x.network, device=where), users_code("network", x.network):
+            needed = [p for p in _parameters(made) if p.default is p.empty and p.name not in x.network_options]
+            network = made(*(data.shape, data.classes)[: len(needed)], **x.network_options)
+    if not isinstance(network, nn.Module):
+        raise InputError(f"network {x.network} gave a {type(network).__name__}; it must give a torch.nn.Module")
+    return network
+
+
+def _takes_dropout(network: str) -> bool:
+    """Whether the user's own function has an option `dropout` of its own."""
+    made = imported(network, "network") if ":" in network else None
+    return callable(made) and not isinstance(made, nn.Module) and "dropout" in {p.name for p in _parameters(made)}
+
+
+def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:
+    """The named likelihood, or the one that the data's targets ask for."""
+    name = x.likelihood or data.kind
+    with naming("likelihood"):
+        if ":" in name:
+            made = imported(name, "likelihood")
+            with users_code("likelihood", name):
+                likelihood = made if isinstance(made, Likelihood) else made(**x.likelihood_options)
+            if not isinstance(likelihood, Likelihood):
+                raise InputError(f"likelihood {name} gave a {type(likelihood).__name__}; it must give a Likelihood")
+            return likelihood
+        if name not in LIKELIHOODS:
+            raise unknown("likelihood", name, LIKELIHOODS)
+        return _call(LIKELIHOODS[name], x.likelihood_options, f"likelihood {name}")
+
+
+def imported(path: str, what: str) -> Any:
+    """The user's object named `package.module:object`; the folder in which the command runs is searched too."""
+    module, _, name = path.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        with users_code(what, path):
+            found: Any = importlib.import_module(module)
+        for step in name.split("."):
+            found = getattr(found, step)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{what} {path!r} can't be imported ({one_line(error)}); write package.module:object, "
+            "and run where the module can be found"
+        ) from error
+    return found
+
+
+@contextmanager
+def users_code(what: str, path: str) -> Iterator[None]:
+    """The user's own code at work: an error that it did not mean as a message is said in one line with its place."""
+    try:
+        yield
+    except (ImportError, ValueError, TypeError, FileNotFoundError):
+        raise
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"{what} {path} failed in {last.filename}, line {last.lineno} ({type(error).__name__}: {one_line(error)}); "
+            "mend it there, --debug shows the way to it"
+        ) from error
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Turn the errors of values that don't fit into one line that names the place."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise InputError(f"{what}: {' '.join(str(error).split())}") from error
+
+
+def _call(make: Callable[..., Any], options: Mapping[str, Any], what: str) -> Any:
+    known = [p.name for p in _parameters(make)]
+    for name in options:
+        if name not in known:
+            raise unknown(f"option of {what}", name, known) if known else InputError(f"{what} takes no options")
+    missing = [p.name for p in _parameters(make) if p.default is p.empty and p.name not in options]
+    if missing:
+        raise InputError(f"{what} needs {missing[0]!r}; set it in the options, such as {missing[0]} = 0.5")
+    return make(**options)
+
+
+def _parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(make).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]

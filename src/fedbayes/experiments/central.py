@@ -1,0 +1,68 @@
+"""Training in one place: an experiment on the pooled rows of its clients, and the server's before the federation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedbayes.errors import InputError, unknown
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.methods import Method
+from fedbayes.noise import address
+
+# Keys of an experiment's table `pretrain`: at most so many epochs on the server's rows; of them a share is held out,
+# by whose accuracy the best epoch is kept, and after `patience` epochs without a better one it ends. `options` are the
+# method's where the server's are others than the clients'.
+PRETRAIN: dict[str, Any] = {"epochs": 100, "patience": 10, "validation": 0.1, "options": {}}
+
+
+def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
+    """The experiment without a federation: one client holds all rows, and a round is one epoch over them.
+
+    There are as many epochs as a client of the federation has.
+    """
+    epochs = {method.options.get("epochs", 1) for method in methods.values()}
+    if len(epochs) > 1:
+        raise InputError(f"--central: the methods differ in epochs ({sorted(epochs)}); give them the same, or run one")
+    (each,) = epochs
+    options: dict[str, Any] = {
+        k: {**v, "epochs": 1} if isinstance(v, Mapping) and "epochs" in v else v for k, v in x.options.items()
+    }
+    if any("epochs" in method.options for method in methods.values()):
+        options["epochs"] = 1
+    return replace(x, central=True, rounds=x.rounds * each, cohort=None, dropout=0.0, pretrain={}, options=options)
+
+
+def at_server(x: Experiment, method: Method) -> Experiment:
+    """The experiment's method trained on the server's rows alone, an epoch a round, stopped early.
+
+    A prior that would be replaced each round is fixed: there is no posterior yet that could be one.
+    """
+    given = {**PRETRAIN, **x.pretrain}
+    for key in given:
+        if key not in PRETRAIN:
+            raise unknown("key of pretrain", key, PRETRAIN)
+    if not isinstance(given["options"], Mapping):
+        raise InputError(f"pretrain.options must be a table of the method's options, not {given['options']!r}")
+    options = {**x.options, **given["options"], "epochs": 1}
+    if "prior" in method.options:
+        options["prior"] = "fixed"
+    if "lr_silent" in method.options:
+        options |= {"lr_silent": 0, "lr_decay": 1.0}
+    return replace(
+        x,
+        pretrain={},
+        options=options,
+        rounds=given["epochs"],
+        patience=given["patience"],
+        validation=given["validation"],
+        monitor="accuracy",
+        seed=address(x.seed, "pretrain"),
+        cohort=None,
+        dropout=0.0,
+        evaluate_every=1,
+        personal_every=0,
+        target_loss=None,
+        target_accuracy=None,
+    )

@@ -1,0 +1,1 @@
+"""A run's posterior for use elsewhere: programs, plain PyTorch files, predictions of files."""

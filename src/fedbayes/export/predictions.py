@@ -1,0 +1,209 @@
+"""Predictions for new inputs from a run folder: files in, files out, flags for what was never seen."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+from fedbayes.border import array_in, arrays_in, is_archive, memory, reading, size_of
+from fedbayes.data import Dataset
+from fedbayes.errors import InputError, unknown
+from fedbayes.files import write_atomically
+from fedbayes.runs.evaluation import prediction_arrays, save
+from fedbayes.runs.folder import load
+from fedbayes.runs.records import Arrays
+from fedbayes.training.run import Run
+
+SHOWN = 20
+MEASURES = ("entropy", "epistemic")
+
+
+class Flags(NamedTuple):
+    """What is told apart by: the measure, the threshold that keeps 95 % of the test set, what lies above it [N]."""
+
+    measure: str
+    threshold: float
+    outside: np.ndarray
+
+
+def predict_file(
+    folder: Path,
+    source: Path,
+    output: Path | None = None,
+    *,
+    draws: int | None = None,
+    device: str | None = None,
+    ood: str | None = None,
+) -> tuple[Arrays, Flags | None]:
+    """Predict the inputs of a file with a run's posterior; `output` (.npz or .csv) takes all arrays.
+
+    `ood` names the measure by which rows are flagged: entropy, or epistemic.
+    """
+    if output is not None and output.suffix not in (".npz", ".csv"):
+        raise InputError(f"output {output} must end in .npz or .csv")
+    run = load(folder, device=device)
+    data = run.task.clients.data
+    arrays = prediction_arrays(run.predict(read_inputs(source, data), draws=draws))
+    if data.class_names:
+        arrays["class_names"] = np.array(data.class_names, dtype=str)
+    flags = flagged(run, arrays, ood, draws=draws) if ood else None
+    if flags:
+        arrays["ood"] = flags.outside
+        arrays["ood_threshold"] = np.array(flags.threshold)
+    if output is not None and output.suffix == ".csv":
+        write_atomically(output, as_csv(arrays))
+    elif output is not None:
+        save(output, arrays)
+    return arrays, flags
+
+
+def read_inputs(source: Path, data: Dataset) -> Tensor:
+    """Inputs of a .npy, .npz or .csv file, in the units in which the data came.
+
+    An .npz file holds one array, or one named `x`. A row of a CSV file is one input, flattened; a first line that is
+    no numbers is taken for names, by which the columns are found where the data's own have names.
+    """
+    x = _csv(source, data.columns) if source.suffix == ".csv" else _numpy(source)
+    if x.dtype.kind not in "fiub" or not x.ndim:
+        raise InputError(f"{source} must hold rows of numbers, not {x.dtype} {list(x.shape)}; write it with numpy.save")
+    if source.suffix == ".csv":
+        if x.shape[1] != prod(data.shape):
+            raise InputError(
+                f"{source} has {x.shape[1]} columns; an input of {data.name} has {prod(data.shape)} numbers"
+            )
+        x = x.reshape(-1, *data.shape)
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _numpy(source: Path) -> np.ndarray:
+    mend = "give .npy, .npz or .csv, such as numpy.save writes"
+    with reading(source, mend):
+        size_of(source)
+        archive = is_archive(source)
+    if not archive:
+        return array_in(source, mend)
+    arrays = arrays_in(source, mend)
+    name = "x" if "x" in arrays else next(iter(arrays)) if len(arrays) == 1 else None
+    if name is None:
+        held = ", ".join(arrays)
+        raise InputError(f"{source} holds {held}; name the array of inputs x, or write it alone with numpy.save")
+    return arrays[name]
+
+
+def _csv(source: Path, columns: Sequence[str]) -> np.ndarray:
+    with reading(source, "save it as UTF-8 text with a comma between numbers"):
+        size_of(source, memory() // 16)
+        with source.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if row]
+    if rows and not all(map(_is_number, rows[0])):
+        head, rows = [name.strip() for name in rows[0]], rows[1:]
+        rows = _by_name(source, head, rows, columns) if columns else rows
+    if not rows:
+        raise InputError(f"{source} has no rows of numbers")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(rows[0]) or not all(map(_is_number, row)):
+            raise InputError(f"{source}: data row {number} is not {len(rows[0])} numbers: {','.join(row)[:60]}")
+    return np.array(rows, dtype=np.float64)
+
+
+def _by_name(source: Path, head: list[str], rows: list[list[str]], columns: Sequence[str]) -> list[list[str]]:
+    """The fields of the columns that the run was trained on, in its order; others are not looked at."""
+    for name in columns:
+        if head.count(name) != 1:
+            lacks = "no column" if name not in head else "two columns"
+            raise InputError(f"{source} has {lacks} {name!r}; the run was trained on {', '.join(columns)}")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(head):
+            raise InputError(f"{source}: data row {number} has {len(row)} fields under {len(head)} columns")
+    places = [head.index(name) for name in columns]
+    return [[row[i] for i in places] for row in rows]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def flagged(run: Run, arrays: Arrays, measure: str, *, draws: int | None = None) -> Flags:
+    """Which rows lie above the threshold that keeps 95 % of the run's own test rows."""
+    if measure not in MEASURES:
+        raise unknown("measure of --ood", measure, MEASURES)
+    data = run.task.clients.data
+    if measure == "entropy" and data.kind == "real":
+        raise InputError("--ood by entropy needs classes; a regression is flagged by epistemic")
+    if not len(data.test_x):
+        raise InputError(f"--ood needs test rows to set its threshold by, and {data.name} has none")
+    usual = _measure(prediction_arrays(run.predict(data.test_x, draws=draws)), measure)
+    if measure == "epistemic" and not usual.any():
+        raise InputError("--ood by epistemic needs a posterior; this run is a point estimate: use entropy")
+    # The least threshold at or below which 95 % of the test rows lie.
+    threshold = float(np.sort(usual)[-(-len(usual) * 95 // 100) - 1])
+    return Flags(measure, threshold, _measure(arrays, measure) > threshold)
+
+
+def _measure(arrays: Arrays, name: str) -> np.ndarray:
+    values = arrays[name].astype(np.float64)
+    return np.asarray(values.sum(-1) if values.ndim > 1 else values)
+
+
+def as_csv(arrays: Arrays) -> str:
+    """One line a row: the first choice, probabilities or means, traces of the parts, entropies, the flag."""
+    centre = arrays["probs" if "probs" in arrays else "mean"]
+    columns: dict[str, list[object]] = {"row": list(range(len(centre)))}
+    if "probs" in arrays:
+        names = arrays["class_names"].tolist() if "class_names" in arrays else list(map(str, range(centre.shape[1])))
+        first = centre.argmax(-1)
+        columns["class"] = [names[c] for c in first]
+        columns["confidence"] = _plain(centre.max(-1))
+        columns |= {f"p_{name}": _plain(centre[:, c]) for c, name in enumerate(names)}
+    else:
+        columns |= {f"mean_{d}": _plain(centre[:, d]) for d in range(centre.shape[1])}
+    for part in ("aleatoric", "epistemic", "entropy", "expected_entropy", "mutual_information"):
+        if part in arrays:
+            columns[part] = _plain(_measure(arrays, part))
+    if "ood" in arrays:
+        columns["ood"] = arrays["ood"].astype(int).tolist()
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(zip(*columns.values()))
+    return text.getvalue()
+
+
+def _plain(values: np.ndarray) -> list[object]:
+    return [f"{v:.9g}" for v in values]
+
+
+def prediction_table(arrays: Arrays) -> Table:
+    """The first rows of a prediction for reading."""
+    table = Table(box=box.SIMPLE_HEAD)
+    classes, marked = "probs" in arrays, "ood" in arrays
+    titles = ["row", "class" if classes else "mean", *(["probability"] if classes else []), "aleatoric", "epistemic"]
+    for title in [*titles, *(["never seen"] if marked else [])]:
+        table.add_column(title, justify="right")
+    centre = arrays["probs" if classes else "mean"]
+    for i in range(min(len(centre), SHOWN)):
+        parts = [f"{float(arrays[part][i].sum()):.4g}" for part in ("aleatoric", "epistemic")]
+        if classes:
+            c = int(centre[i].argmax())
+            said = [str(arrays["class_names"][c]) if "class_names" in arrays else str(c), f"{centre[i, c]:.4f}"]
+        else:
+            said = [", ".join(f"{v:.4g}" for v in centre[i])]
+        flag = [("yes" if arrays["ood"][i] else "")] if marked else []
+        table.add_row(str(i), *said, *parts, *flag)
+    if len(centre) > SHOWN:
+        table.add_row("...", *[""] * (len(table.columns) - 1))
+    return table

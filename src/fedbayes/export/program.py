@@ -1,0 +1,239 @@
+"""A trained posterior as files that need no fedbayes: a torch.export program, and tensors with a plain PyTorch file."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as pack_safetensors
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from fedbayes.errors import InputError, unknown
+from fedbayes.export.plain import plain_file
+from fedbayes.federation.round import NOISE_PART
+from fedbayes.files import write_atomically
+from fedbayes.model.model import Model
+from fedbayes.model.predictive import draw_weights
+from fedbayes.training.run import Run
+
+PROGRAM, TENSORS, PLAIN, CARD, ONNX = "model.pt2", "model.safetensors", "model.py", "model.json", "model.onnx"
+WHAT = ("mean", "ensemble")
+
+
+class Member(nn.Module):
+    """One draw of the weights as a plain module: inputs as they are stored in, mean and variance of the target out."""
+
+    def __init__(self, model: Model, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(model.still)
+        own = {name: t for name, t in weights.items() if not name.startswith("likelihood.")}
+        self.network.load_state_dict(own, strict=False)
+        for name, t in weights.items():
+            if name.startswith("likelihood."):
+                self.register_buffer(name.replace(".", "_"), t.clone())
+        self.taken = [name for name in weights if name.startswith("likelihood.")]
+        self.model = (model,)  # in a tuple, so that it is no submodule
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        model = self.model[0]
+        output = self.network(model.inputs(x))
+        return model.likelihood.moments(output, {name: getattr(self, name.replace(".", "_")) for name in self.taken})
+
+
+def summary(
+    means: Tensor, variances: Tensor, kind: str, units: tuple[Tensor, Tensor] | None, noise: Tensor | None
+) -> dict[str, Tensor]:
+    """What the draws [Z, N, C] say together; aleatoric and epistemic variances add up to the total.
+
+    `noise` [2, C]: the observation noise that was estimated, and a factor on the draws' disagreement.
+    """
+    mean = means.mean(0)
+    aleatoric, epistemic = variances.mean(0), (means - mean).square().mean(0)
+    if kind == "real":
+        if noise is not None:
+            aleatoric, epistemic = noise[0].expand_as(mean), noise[1] * epistemic
+        if units is not None:
+            mean, aleatoric, epistemic = (
+                mean * units[1] + units[0],
+                aleatoric * units[1] ** 2,
+                epistemic * units[1] ** 2,
+            )
+        return {"mean": mean, "aleatoric": aleatoric, "epistemic": epistemic}
+
+    def entropy(p: Tensor) -> Tensor:
+        own = -p * p.clamp(min=1e-38).log()
+        other = (1 - p) * (1 - p).clamp(min=1e-38).log() if kind == "labels" else torch.zeros_like(p)
+        return (own - other).sum(-1)
+
+    total, expected = entropy(mean), entropy(means).mean(0)
+    return {
+        "probs": mean,
+        "aleatoric": aleatoric,
+        "epistemic": epistemic,
+        "entropy": total,
+        "mutual_information": (total - expected).clamp(min=0),
+    }
+
+
+class Predictor(nn.Module):
+    """Members together: inputs [N, ...] in, a dict of arrays out."""
+
+    def __init__(
+        self, members: list[Member], kind: str, units: tuple[Tensor, Tensor] | None, noise: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.register_buffer("noise", noise)
+        self.members = nn.ModuleList(members)
+        self.kind = kind
+        self.has_units = units is not None
+        if units is not None:
+            self.register_buffer("shift", torch.as_tensor(units[0]))
+            self.register_buffer("spread", torch.as_tensor(units[1]))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        said = [member(x) for member in self.members]
+        units: Any = (self.shift, self.spread) if self.has_units else None
+        noise: Any = self.noise
+        means, variances = (torch.stack(values) for values in zip(*said))
+        return summary(means, variances, self.kind, units, noise)
+
+
+def export(
+    run: Run, folder: str | Path, what: str = "ensemble", *, draws: int | None = None, onnx: bool = False
+) -> list[Path]:
+    """Write a run's mean, or an ensemble of draws, into a folder; gives the files.
+
+    The draws are those of `run.predict`, so that an ensemble gives the same probabilities. Inputs are given as the data
+    came: bytes, whole numbers, or numbers in their own units.
+    """
+    if onnx:
+        _check_onnx()
+    predictor = predictor_of(run, what, draws).eval()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    x = _example(run)
+    program = _program(predictor, x)
+    torch.export.save(program, folder / PROGRAM)
+    made = [folder / PROGRAM]
+    made += _write_plain(folder, predictor, x)
+    write_atomically(folder / CARD, json.dumps(_card(run, what, predictor, x), indent=1, ensure_ascii=False))
+    made.append(folder / CARD)
+    if onnx:
+        _write_onnx(program, folder / ONNX, list(predictor(x)))
+        made.append(folder / ONNX)
+    return made
+
+
+def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
+    """The mean of a posterior, or an ensemble of its draws, as one module on the CPU."""
+    if what not in WHAT:
+        raise unknown("part to export", what, WHAT)
+    program, data = run.task.program, run.task.clients.data
+    model = replace(program.model, prepare=data.prepare)  # on the CPU
+    parts = {part: run.parts[part] for part in model.layouts}
+    if what == "ensemble" and program.dropout:
+        raise InputError("an ensemble of this run is dropout's, which has no weights of its own; export the mean")
+    if what == "mean":
+        vectors = {part: q.mean[None] for part, q in parts.items()}
+    else:
+        count = program.test_draws if draws is None else draws
+        vectors = draw_weights(parts, count, run.task.seed, "predict")
+        if all(torch.equal(v, v[:1].expand_as(v)) for v in vectors.values()):
+            vectors = {part: v[:1] for part, v in vectors.items()}  # draws of a point are all the same
+    number = next(iter(vectors.values())).shape[0]
+    each = [{part: v[z].cpu() for part, v in vectors.items()} for z in range(number)]
+    members = [Member(model, model.weights(own)).cpu() for own in each]
+    units = None if model.units is None else tuple(torch.as_tensor(u).cpu() for u in model.units)
+    noise = run.parts[NOISE_PART].mean.reshape(2, -1).cpu() if NOISE_PART in run.parts else None
+    return Predictor(members, model.likelihood.kind, units, noise)  # type: ignore[arg-type]
+
+
+def _example(run: Run) -> Tensor:
+    """Two rows as they are given: two, so that the number of rows is not taken for a constant."""
+    data = run.task.clients.data
+    return data.x[:1].expand(2, *data.shape).contiguous().cpu()
+
+
+def _program(module: nn.Module, x: Tensor) -> ExportedProgram:
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, (x,), dynamic_shapes=({0: Dim("rows")},), strict=False)
+    except Exception as error:  # what can't be traced fails in many ways
+        first = str(error).strip().splitlines()[0]
+        raise InputError(f"torch.export can't trace this network ({type(error).__name__}: {first})") from error
+
+
+def _write_plain(folder: Path, predictor: Predictor, x: Tensor) -> list[Path]:
+    """The tensors of all members, stacked, and a Python file that computes with them."""
+    members: list[Any] = list(predictor.members)
+    one = _program(members[0], x)
+    if any(node.op in ("get_attr", "call_module") for node in one.graph.nodes):
+        return []  # control flow inside the network: the program has it, plain code would not
+    tensors: dict[str, Tensor] = {}
+    order: list[str | None] = []  # what `member` takes; None stands for the input
+    for spec in one.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            order.append(None)
+            continue
+        target = str(spec.target)
+        name = target.removeprefix("network.")
+        tensors[name] = torch.stack([_tensor(member, one, target) for member in members]).contiguous()
+        order.append(name)
+    if predictor.has_units:
+        tensors |= {"units.shift": predictor.shift.clone(), "units.scale": predictor.spread.clone()}  # type: ignore[operator]
+    if predictor.noise is not None:
+        tensors["noise"] = predictor.noise.clone()  # type: ignore[operator]
+    write_atomically(folder / TENSORS, pack_safetensors(tensors))
+    code = one.graph_module.graph.python_code("self").src
+    text = plain_file(code, order, inspect.getsource(summary), predictor.kind, TENSORS)
+    write_atomically(folder / PLAIN, text)
+    return [folder / TENSORS, folder / PLAIN]
+
+
+def _tensor(member: nn.Module, program: ExportedProgram, target: str) -> Tensor:
+    own = {
+        **dict(member.named_parameters(remove_duplicate=False)),
+        **dict(member.named_buffers(remove_duplicate=False)),
+    }
+    return (own[target] if target in own else program.constants[target]).detach()
+
+
+def _card(run: Run, what: str, predictor: Predictor, x: Tensor) -> dict[str, Any]:
+    data = run.task.clients.data
+    return {
+        "what": what,
+        "members": len(predictor.members),
+        "data": data.name,
+        "kind": data.kind,
+        "input": {"shape": ["N", *data.shape], "type": str(x.dtype).removeprefix("torch.")},
+        "outputs": list(predictor(x)),
+        "columns": list(data.columns),
+        "class_names": list(data.class_names),
+        "rounds": run.progress.state.round,
+    }
+
+
+def _write_onnx(program: ExportedProgram, path: Path, outputs: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own old calls
+        torch.onnx.export(program, (), path, dynamo=True, verbose=False, output_names=outputs)
+
+
+def _check_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"--onnx needs the package {error.name}, which is not installed; "
+            "install it with: pip install 'fedbayes[onnx]'"
+        ) from error

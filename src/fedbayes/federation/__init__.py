@@ -1,0 +1,1 @@
+"""What happens to uploads: rules, weightings, and a round as pure functions."""

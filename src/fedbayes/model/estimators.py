@@ -1,0 +1,179 @@
+"""Estimators of E_q[loss] over an unmodified module: weight sampling, local reparameterisation, Flipout.
+
+Local reparameterisation and Flipout take over the linear maps (Linear, Conv1d to 3d) whose weight is used nowhere else.
+Every other weight (embedding, norm, attention projection, tied or reused) is sampled. All noise comes from one tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vmap
+from torch.overrides import TorchFunctionMode
+
+from fedbayes.model.convolution import conv2d
+from fedbayes.model.interception import Handler
+from fedbayes.model.model import Model, Weights
+from fedbayes.noise import Tape
+
+# Linear maps of their input, and the number of their spatial axes.
+LINEAR_MAPS: dict[Any, int] = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+
+Map = Callable[[Tensor, Tensor], Tensor]  # input, weight -> output without bias
+Normal = tuple[Tensor, Tensor]  # mean, scale
+Estimate = Callable[[Map, Tensor, Normal, Normal | None, Tape, int], Tensor]
+
+
+def local(apply: Map, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape, spatial: int) -> Tensor:
+    """Kingma et al. (2015): the output's own normal, mean x*m + b and variance x^2 * s^2 + s_b^2.
+
+    For a convolution this drops the correlation of the noise between positions.
+    """
+    if x.is_cuda and not spatial:
+        # Small products are bound by their launches: both at once.
+        inputs, weights = torch.stack([x, x.square()]), torch.stack([weight[0], weight[1].square()])
+        mean, variance = vmap(apply)(inputs, weights).unbind(0)
+    else:
+        mean, variance = apply(x, weight[0]), apply(x.square(), weight[1].square())
+    if bias is not None:
+        mean, variance = mean + bias[0], variance + bias[1].square()
+    # A tiny constant keeps the gradient of the root finite where all inputs are zero.
+    return mean + (variance + 1e-16).sqrt() * tape(mean)
+
+
+def flipout(apply: Map, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape, spatial: int) -> Tensor:
+    """Wen et al. (2018): one perturbation a batch, its sign flipped per example by random signs on both sides."""
+    out = apply(x, weight[0])
+    shift = apply(x * _signs(x, tape, spatial), weight[1] * tape(weight[1]))
+    out = out + _signs(out, tape, spatial) * shift
+    return out if bias is None else out + bias[0] + bias[1] * tape(bias[1])
+
+
+def _signs(t: Tensor, tape: Tape, spatial: int) -> Tensor:
+    """Random signs per example and channel, the same over positions."""
+    shape = [n if i < t.dim() - spatial else 1 for i, n in enumerate(t.shape)]
+    return torch.where(tape(t, shape) < 0, -1.0, 1.0).to(t.dtype)
+
+
+ESTIMATORS: dict[str, Estimate | None] = {"weight": None, "local": local, "flipout": flipout}
+
+
+class Plan(NamedTuple):
+    """Which weights an estimator takes over in a network, and how many normals a forward pass reads."""
+
+    estimate: Estimate | None
+    taken: frozenset[str]
+    normals: int
+    stacks: bool = True  # whether vmap can take several draws at once; not so for recurrent layers
+
+
+def plan(model: Model, part: str, x: Tensor, estimator: str) -> Plan:
+    """Dry runs on a batch of the right shape, until every weight taken over meets one linear map and nothing else."""
+    estimate = ESTIMATORS[estimator]
+    weights = model.weights(model.initial())
+    gaussian = model.layouts[part].names
+    taken = frozenset(gaussian) if estimate else frozenset()
+    while True:
+        met = _meetings(model, weights, x, taken)
+        fit = frozenset(name for name in taken if met.get(name) == ["linear"])
+        if fit == taken:
+            break
+        taken = fit
+    made = Plan(estimate, taken, 0)
+    tape = Tape()
+    means = model.layouts[part].join(weights)
+    with torch.no_grad():
+        forward(model, part, means, torch.ones_like(means), weights, x, tape, None, made)
+    return made._replace(normals=tape.used, stacks=_stacks(model, part, means, weights, x, tape.used, made))
+
+
+def _stacks(model: Model, part: str, means: Tensor, weights: Weights, x: Tensor, count: int, made: Plan) -> bool:
+    def one(noise: Tensor, others: Weights) -> Tensor:
+        return forward(model, part, means, torch.ones_like(means), others, x, Tape(noise), None, made)[0]
+
+    copies = {n: t.expand(2, *t.shape).clone() for n, t in weights.items()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            vmap(one, randomness="different")(means.new_zeros(2, count), copies)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+class _Meetings(TorchFunctionMode):
+    """Notes, for each watched tensor, the kind of call that it takes part in."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()
+        self.names = names
+        self.met: dict[str, list[str]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        weight = args[1] if func in LINEAR_MAPS and len(args) > 1 else kwargs.get("weight")
+        ours = func in LINEAR_MAPS and id(weight) in self.names
+        for place, value in [*enumerate(args), *kwargs.items()]:
+            for tensor in value if isinstance(value, list | tuple) else [value]:
+                name = self.names.get(id(tensor))
+                if name:
+                    linear = ours and place in (1, 2, "weight", "bias")
+                    self.met.setdefault(name, []).append("linear" if linear else "other")
+        return func(*args, **kwargs)
+
+
+def _meetings(model: Model, weights: Weights, x: Tensor, taken: frozenset[str]) -> dict[str, list[str]]:
+    values = {n: t.detach().clone() for n, t in weights.items()}
+    watch = _Meetings({id(values[n]): n for n in taken})
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
+        model.train_output(values, x, Tape(), None)
+    return watch.met
+
+
+def forward(
+    model: Model,
+    part: str,
+    mean: Tensor,
+    scale: Tensor,
+    others: Weights,
+    x: Tensor,
+    tape: Tape,
+    mask: Tensor | None,
+    made: Plan,
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Output for one draw from N(mean, scale^2), with the weights used and the buffer vectors after it.
+
+    `others` are the named tensors of the parts that are points, and of the buffers.
+    """
+    means, scales = model.layouts[part].split(mean), model.layouts[part].split(scale)
+    weights = {n: m if n in made.taken else m + scales[n] * tape(m) for n, m in means.items()}
+    weights = {**{n: t for n, t in others.items() if n not in weights}, **weights}
+    handlers: Mapping[Any, Handler] = {}
+    if made.estimate is not None:
+        ours = [(weights[n], scales[n]) for n in made.taken]
+        handlers = {func: _linear(func, spatial, ours, made.estimate, tape) for func, spatial in LINEAR_MAPS.items()}
+    output, static = model.train_output(weights, x, tape, mask, handlers)
+    return output, weights, static
+
+
+def _linear(func: Any, spatial: int, ours: list[Normal], estimate: Estimate, tape: Tape) -> Handler:
+    plain = conv2d if func is F.conv2d else func
+
+    def find(tensor: Tensor | None) -> Normal | None:
+        # By identity: a table keyed by id would not survive compilation.
+        return next((row for row in ours if row[0] is tensor), None)
+
+    def call(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        row = find(weight)
+        if row is None:
+            return plain(input, weight, bias, *args, **kwargs)
+        column = [-1] + [1] * spatial
+        pair = find(bias)
+        normal = None if pair is None else (pair[0].reshape(column), pair[1].reshape(column))
+        out = estimate(lambda x, w: plain(x, w, None, *args, **kwargs), input, row, normal, tape, spatial)
+        return out if bias is None or pair is not None else out + bias.reshape(column)
+
+    return call

@@ -1,0 +1,382 @@
+"""A network and a likelihood as functions of flat vectors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbayes.model.call import call, twin
+from fedbayes.model.convolution import conv2d
+from fedbayes.model.interception import Handler, Takeover, batch_norm, training_handlers
+from fedbayes.model.tracing import alone
+from fedbayes.noise import Tape
+from fedbayes.posterior.layout import Layout, matches
+from fedbayes.posterior.values import LOG_2PI
+
+Weights = Mapping[str, Tensor]
+Augment = Callable[[Tensor, Tensor], Tensor]  # stored inputs [B, ...] and three standard normals for each
+
+
+class Likelihood(NamedTuple):
+    """How outputs explain targets.
+
+    `log_prob(output, target, parameters)` gives one number for each row. `moments(output, parameters)` gives mean and
+    variance of the target under one set of weights; `kind` says how to score ("classes", "labels", "real").
+    `parameters` are learned beside the network, as entries `likelihood.*`.
+    """
+
+    kind: str
+    log_prob: Callable[[Tensor, Tensor, Weights], Tensor]
+    moments: Callable[[Tensor, Weights], tuple[Tensor, Tensor]]
+    parameters: dict[str, Tensor] = {}  # noqa: RUF012  (never changed in place)
+    width: int = 1  # outputs of the network for each output of the target
+    scale: float | None = None  # of a normal whose scale is fixed: its loss is a squared error
+
+
+def categorical() -> Likelihood:
+    """One of C classes; output [B, C] are logits, targets [B] class numbers."""
+
+    def moments(output: Tensor, parameters: Weights) -> tuple[Tensor, Tensor]:
+        probs = output.softmax(-1)
+        return probs, probs - probs.square()
+
+    return Likelihood("classes", log_prob_of_classes, moments)
+
+
+def log_prob_of_classes(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
+    """Log-probabilities [B] of the target classes under logits [B, C]."""
+    # Not F.cross_entropy: under vmap its gather and its backward cost several times as much.
+    return output.log_softmax(-1).gather(-1, target[..., None]).squeeze(-1)
+
+
+def bernoulli() -> Likelihood:
+    """C independent labels; output [B, C] are logits, targets [B, C] are 0 or 1."""
+
+    def log_prob(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
+        return -F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="none").sum(-1)
+
+    def moments(output: Tensor, parameters: Weights) -> tuple[Tensor, Tensor]:
+        probs = output.sigmoid()
+        return probs, probs - probs.square()
+
+    return Likelihood("labels", log_prob, moments)
+
+
+def normal(scale: float = 1.0, *, learn: bool = False) -> Likelihood:
+    """Targets [B, D] are the output plus normal noise of a fixed scale, or of one that is learned from `scale` on."""
+    fixed = torch.tensor(float(scale)).log()
+
+    def log_scale(output: Tensor, parameters: Weights) -> Tensor:
+        return parameters["likelihood.log_scale"] if learn else fixed.to(output)
+
+    def log_prob(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
+        log = log_scale(output, parameters)
+        z = (target - output) * torch.exp(-log)
+        return -(0.5 * z.square() + log + 0.5 * LOG_2PI).sum(-1)
+
+    def moments(output: Tensor, parameters: Weights) -> tuple[Tensor, Tensor]:
+        return output, torch.exp(2 * log_scale(output, parameters)).expand_as(output)
+
+    learned = {"log_scale": fixed.clone()} if learn else {}
+    return Likelihood("real", log_prob, moments, learned, scale=None if learn else float(scale))
+
+
+def mean_variance(least: float = 1e-6) -> Likelihood:
+    """The network gives mean and variance: outputs [B, 2 D], the second half by softplus, at least `least`.
+
+    Lakshminarayanan et al. (2017), eq. 1.
+    """
+
+    def moments(output: Tensor, parameters: Weights) -> tuple[Tensor, Tensor]:
+        mean, raw = output.chunk(2, -1)
+        return mean, F.softplus(raw) + least
+
+    def log_prob(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
+        mean, variance = moments(output, parameters)
+        return -0.5 * ((target - mean).square() / variance + variance.log() + LOG_2PI).sum(-1)
+
+    return Likelihood("real", log_prob, moments, width=2)
+
+
+def custom(log_prob: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
+    """A user's own: log_prob(output [B, D], target) -> [B]. Predictions are the outputs, without aleatoric part."""
+    return Likelihood("real", lambda out, y, _: log_prob(out, y), lambda out, _: (out, torch.zeros_like(out)))
+
+
+LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
+    "classes": categorical,
+    "labels": bernoulli,
+    "real": normal,
+    "mean_variance": mean_variance,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A module used as a function: weights come in as named tensors, its own values are only the starting point.
+
+    `layouts` says which part holds which tensors; parts named `buffers` and `counters` hold what training does not
+    differentiate. Where two networks live in one method, one has a name of its own before its parts' names: `student`,
+    `student.buffers`. Frozen weights are in no part: `frozen` holds the module's own values, under the name `frozen` or
+    `student.frozen`. Clients hand them in, for runs that share a client may differ in them (`frozen_in`); whoever does
+    not gets the module's own. `still` and `dropping` are the same module in evaluation mode, without and with active
+    dropout; modes are never switched during a run.
+    """
+
+    module: nn.Module
+    still: nn.Module
+    dropping: nn.Module
+    likelihood: Likelihood
+    layouts: dict[str, Layout]
+    unusual: bool  # whether it may call dropout or BatchNorm, which are then done our way
+    convolves: bool  # whether it has convolutions, which a CPU runs faster one after another than stacked
+    prepare: Callable[[Tensor], Tensor]
+    units: tuple[Tensor, Tensor] | None  # shift and scale from standardised targets back to the original units
+    dtype: torch.dtype  # of its weights
+    bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
+    recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
+    augment: Augment | None = None  # of stored inputs, in training
+    frozen: Mapping[str, Weights] = field(default_factory=dict)  # by one name; empty where nothing is frozen
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        likelihood: Likelihood,
+        *,
+        parts: Mapping[str, Iterable[str]] | None = None,
+        frozen: Iterable[str] = (),
+        prepare: Callable[[Tensor], Tensor] | None = None,
+        units: tuple[Tensor, Tensor] | None = None,
+        bfloat16: bool = False,
+        augment: Augment | None = None,
+        name: str = "",
+    ) -> Model:
+        """Cut the trainable weights into parts by pattern; each weight goes to the first part that matches it.
+
+        By default all are one part, `model`, or the network's `name`. Weights that do not require a gradient are
+        frozen too.
+        """
+        frozen = list(frozen)
+        weights = _parameters(module, likelihood)
+        _refuse_strays(frozen, weights, "frozen")
+        rest = Layout.of(weights, frozen=[*frozen, *(n for n, p in module.named_parameters() if not p.requires_grad)])
+        layouts = {}
+        for part, patterns in (parts or {name or "model": ("*",)}).items():
+            layouts[part] = rest.select(*patterns)
+            rest = rest.without(*patterns)
+        if rest.names:
+            raise ValueError(f"{len(rest.names)} weights are in no part, first {rest.names[0]!r}; add a part with '*'")
+        buffers = dict(module.named_buffers())
+        recast: dict[str, torch.dtype] = {}
+        for kind, real in zip(STATIC, (True, False)):
+            part = f"{name}.{kind}" if name else kind
+            layouts[part] = Layout.of({n: b for n, b in buffers.items() if b.is_floating_point() == real})
+            together = layouts[part].join(buffers).dtype
+            recast |= {n: buffers[n].dtype for n in layouts[part].names if buffers[n].dtype != together}
+        layouts = {part: layout for part, layout in layouts.items() if layout.names}
+        if all(is_static(part) for part in layouts):
+            raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
+        module = copy.deepcopy(module).requires_grad_(False).train()
+        still, dropping = twin(module).eval(), twin(module).eval()
+        for layer in dropping.modules():
+            layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
+        unusual = any(type(layer) not in PLAIN for layer in module.modules())
+        convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
+        dtype = next(p.dtype for p in module.parameters())
+        trained = {n for layout in layouts.values() for n in layout.names}
+        kept = {n: p.detach() for n, p in module.named_parameters() if n not in trained}
+        return cls(
+            module,
+            still,
+            dropping,
+            likelihood,
+            layouts,
+            unusual,
+            convolves,
+            prepare or to_float,
+            units,
+            dtype,
+            bfloat16,
+            recast,
+            augment,
+            {f"{name}.{FROZEN}" if name else FROZEN: kept} if kept else {},
+        )
+
+    @property
+    def trainable(self) -> dict[str, Layout]:
+        return {part: layout for part, layout in self.layouts.items() if not is_static(part)}
+
+    @property
+    def exact(self) -> Model:
+        """The same network in the precision of its weights: bfloat16 would round away what narrow draws differ by."""
+        return replace(self, bfloat16=False)
+
+    @property
+    def as_seen(self) -> Model:
+        """The same network for inputs that are prepared already."""
+        return replace(self, prepare=as_it_is)
+
+    @property
+    def static(self) -> tuple[str, ...]:
+        """Its parts that training does not differentiate."""
+        return tuple(part for part in self.layouts if is_static(part))
+
+    def initial(self) -> dict[str, Tensor]:
+        """The module's own values, one vector for each part."""
+        tensors = {**_parameters(self.module, self.likelihood), **dict(self.module.named_buffers())}
+        return {part: layout.join(tensors).detach().clone() for part, layout in self.layouts.items()}
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """What the network sees of stored inputs, in its own precision; tokens stay whole numbers."""
+        x = self.prepare(x)
+        if x.is_floating_point():
+            x = x.to(self.dtype)
+        # Convolutions on a CPU are faster with channels last.
+        last = alone() and x.dim() == 4 and x.device.type == "cpu"
+        return x.contiguous(memory_format=torch.channels_last) if last else x
+
+    def augmented(self, x: Tensor, tape: Tape) -> Tensor:
+        """Stored inputs as training sees them."""
+        return x if self.augment is None else self.augment(x, tape(x.new_empty(0, dtype=self.dtype), (len(x), 3)))
+
+    def frozen_in(self, constants: Mapping[str, Any]) -> dict[str, Any]:
+        """The frozen weights among a run's constants, to be handed to `weights` beside the vectors."""
+        return {name: constants[name] for name in self.frozen if name in constants}
+
+    def weights(self, vectors: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Vectors of parts as named tensors; frozen weights are named already."""
+        named: dict[str, Tensor] = {}
+        for part, vector in vectors.items():
+            named |= vector if part in self.frozen else self.layouts[part].split(vector)
+        return named | {n: named[n].to(kind) for n, kind in self.recast.items() if n in named}
+
+    def train_output(
+        self,
+        weights: Weights,
+        x: Tensor,
+        tape: Tape,
+        mask: Tensor | None,
+        handlers: Mapping[Any, Handler] | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Output in training mode, and the buffer vectors after it."""
+        usual: dict[Any, Handler] = {F.conv2d: conv2d} if self.convolves else {}
+        taken = {**usual, **(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
+        # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
+        names = [n for part in self.static for n in self.layouts[part].names]
+        weights = {**weights, **{n: weights[n].clone() for n in names}}
+        x = self.augmented(x, tape)
+        with Takeover(taken) if taken else nullcontext():
+            output = self._call(self.module, weights, x)
+        return output, {part: self.layouts[part].join(weights) for part in self.static}
+
+    def output(self, weights: Weights, x: Tensor, tape: Tape | None = None) -> Tensor:
+        """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
+        if tape is None:
+            taken: dict[Any, Handler] = {F.batch_norm: batch_norm()} if self.bfloat16 else {}
+            taken |= {F.conv2d: conv2d} if self.convolves else {}
+            with Takeover(taken) if taken else nullcontext():
+                return self._call(self.still, weights, x)
+        with Takeover({F.conv2d: conv2d, **training_handlers(tape, None)}):
+            return self._call(self.dropping, weights, x)
+
+    def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
+        tensors = _of_module(weights)
+        if not self.bfloat16:
+            return call(module, tensors, self.inputs(x))
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return call(module, tensors, self.inputs(x)).float()
+
+    def nll(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
+        """Mean negative log-likelihood over the live rows of a batch."""
+        rows = -self.likelihood.log_prob(output, y, weights)
+        if mask is None:
+            return rows.mean()
+        live = mask.to(rows.dtype)
+        # where, not a product: a padded row may be inf or nan, and 0 * inf is nan.
+        return torch.where(mask, rows, 0).sum() / live.sum().clamp(min=1)
+
+
+# Layers that call neither dropout nor BatchNorm; in any other module the user's own forward may.
+PLAIN = {
+    nn.Sequential,
+    nn.Flatten,
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.LayerNorm,
+    nn.GroupNorm,
+}
+
+
+def to_float(x: Tensor) -> Tensor:
+    """Bytes become numbers in [0, 1]; anything else is left as it is."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def in_precision_of(module: nn.Module, x: Tensor) -> Tensor:
+    """Floating inputs in the dtype of the module's weights."""
+    first = next((p for p in module.parameters() if p.is_floating_point()), None)
+    return x if first is None or not x.is_floating_point() else x.to(first.dtype)
+
+
+FROZEN = "frozen"
+STATIC = ("buffers", "counters")  # parts that training does not differentiate, in any network
+
+
+def is_static(part: str) -> bool:
+    """Whether a part, of whichever network, is one that training does not differentiate."""
+    return part.rpartition(".")[2] in STATIC
+
+
+def points_by_default(module: nn.Module, likelihood: Likelihood) -> list[str]:
+    """Weights that are points unless asked otherwise: BatchNorm's scale and shift, and the likelihood's own."""
+    names = [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, layer in module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        for name, _ in layer.named_parameters(recurse=False)
+    ]
+    return names + [f"likelihood.{name}" for name in likelihood.parameters]
+
+
+def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:
+    own = {n: p.detach() for n, p in module.named_parameters()}
+    taken = next((n for n in own if n.startswith("likelihood.")), None)
+    if taken:
+        raise ValueError(f"the network has a weight {taken!r}, a name that likelihoods use; rename that attribute")
+    device = next(iter(own.values())).device if own else None
+    return own | {f"likelihood.{n}": p.detach().to(device) for n, p in likelihood.parameters.items()}
+
+
+def _of_module(weights: Weights) -> dict[str, Tensor]:
+    return {n: t for n, t in weights.items() if not n.startswith("likelihood.")}
+
+
+def _refuse_strays(patterns: Iterable[str], weights: Weights, what: str) -> None:
+    for pattern in patterns:
+        if not any(matches(name, [pattern]) for name in weights):
+            raise ValueError(
+                f"{what}: no weight matches {pattern!r}; the network has {', '.join(list(weights)[:8])}, ..."
+            )

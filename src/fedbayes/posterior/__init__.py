@@ -1,0 +1,1 @@
+"""Posteriors as immutable values over a flat weight vector, and where each named tensor lies in it."""

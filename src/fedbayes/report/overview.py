@@ -1,0 +1,83 @@
+"""Sections at both ends of the page: what was run, what is missing, the closing scores, all settings."""
+
+from __future__ import annotations
+
+from html import escape
+
+from fedbayes.experiments.experiment import Experiment, to_toml
+from fedbayes.report.learning import key, table
+from fedbayes.report.material import Material, Section
+from fedbayes.report.wording import TITLES, best_of
+from fedbayes.runs.numbers import kind_of
+
+
+def what_was_run(m: Material) -> str:
+    """One line for each setting that runs share, with the seeds it was run under."""
+    seeds: dict[str, list[int]] = {}
+    for run in m.runs:
+        seeds.setdefault(_line(run.files.experiment), []).append(run.files.experiment.seed)
+    lines = [f"{line}, {_seeds(sorted(set(held)))}" for line, held in seeds.items()]
+    return "".join(f"<p class=lead>{escape(line)}</p>" for line in lines)
+
+
+def _line(x: Experiment) -> str:
+    spread = ", ".join(f"{k} {v}" for k, v in x.partition_options.items())
+    cohort = "all" if x.cohort is None else f"{x.cohort:.0%}" if isinstance(x.cohort, float) else str(x.cohort)
+    return (
+        f"{x.data} over {x.clients} clients ({x.partition}{', ' + spread if spread else ''}), "
+        f"{cohort} a round, network {x.network}"
+    )
+
+
+def _seeds(seeds: list[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+
+
+def missing(m: Material) -> str:
+    """What the folders lack, as a list that says how to get it."""
+    if not m.missing:
+        return ""
+    items = "".join(f"<li>{_code(note)}</li>" for note in dict.fromkeys(m.missing))
+    many = len(dict.fromkeys(m.missing))
+    opened = " open" if many <= 6 else ""
+    return f'<details class="note"{opened}><summary>What is missing ({many})</summary><ul>{items}</ul></details>'
+
+
+def _code(text: str) -> str:
+    """Escaped text with `...` as code."""
+    pieces = escape(text, quote=False).split("`")
+    return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def closing(m: Material) -> Section:
+    """The closing table: one row a run, the best of each column marked."""
+    names = [name for name in TITLES if any(name in run.files.scores for run in m.runs)]
+    best = {n: best_of(n, [run.files.scores[n] for run in m.runs if n in run.files.scores]) for n in names}
+    head = "".join(f"<th scope=col>{escape(TITLES[name])}</th>" for name in names) + "<th scope=col>rounds</th>"
+    rows = []
+    for run in m.runs:
+        cells = []
+        for name in names:
+            value = run.files.scores.get(name)
+            mark = ' class="best"' if len(m.runs) > 1 and value is not None and value == best[name] else ""
+            error = f" <small>± {run.errors[name]:.4f}</small>" if name in run.errors else ""
+            if not error and any(name in other.errors for other in m.runs):
+                error = " <small class=gap>± 0.0000</small>"  # unseen: decimal points stay in line
+            cells.append(f"<td{mark}>{'' if value is None else f'{value:.4f}{error}'}</td>")
+        rounds = f"<td>{len(run.files.records)}</td>"
+        rows.append(f'<tr class="r{run.number}"><th scope=row>{key(run)}</th>{"".join(cells)}{rounds}</tr>')
+    lead = "An arrow says which way is better; the best of a column is bold."
+    if any(run.errors for run in m.runs):
+        lead += " After ± stands the deviation over repeated predictions with other draws of the weights."
+    if any(run.predictions and kind_of(run.predictions) == "real" for run in m.runs):
+        lead += " Columns without an arrow have a target: the share of targets inside an interval should be its level."
+    return Section("scores", "Scores on the test set", lead, [table(head, rows)])
+
+
+def settings(m: Material) -> Section:
+    """Every run's experiment in full."""
+    made = [
+        f"<details><summary>{key(run)}</summary><pre tabindex=0>{escape(to_toml(run.files.experiment))}</pre></details>"
+        for run in m.runs
+    ]
+    return Section("settings", "Settings in full", "Each is a TOML file that `fedbayes run` takes.", made)

@@ -1,0 +1,160 @@
+"""The section on the clients: who is well served, who badly, and what labels they hold."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+
+from fedbayes.report.charts import BOTTOM, LEFT, RIGHT, Axes, line_chart, thinned, ticks
+from fedbayes.report.drawing import Box, Dots, Drawing, Mark, Text, bounds
+from fedbayes.report.learning import key, table
+from fedbayes.report.material import Card, Figure, Material, Section, Shown
+from fedbayes.runs.records import Arrays
+
+WIDEST = 160  # clients in a picture
+WORST = 8
+HOMES = 4  # spreads of data with a picture of their own
+SCORES = {"accuracy": "accuracy ↑", "exact_match": "exact match ↑", "rmse": "RMSE ↓"}
+
+
+def clients(m: Material) -> Section | None:
+    """Per-client spread: scores on own test rows in order, label mix beside it, the worst served by name."""
+    runs = [run for run in m.runs if "client_sizes" in run.files.evaluation or "label_counts" in run.files.evaluation]
+    if not runs:
+        return None
+    body: list[Figure | Card | str] = []
+    score = next((s for s in SCORES if any(_scores(r, s) is not None for r in runs)), None)
+    if score:
+        chart = _spread(runs, score)
+        if chart:
+            direction = "Higher" if "↑" in SCORES[score] else "Lower"
+            caption = (
+                f"Clients in the order of their own {SCORES[score].rpartition(' ')[0]}, the worst served left. "
+                f"{direction} is better; the flatter, the fairer."
+            )
+            body.append(Figure("clients-spread", "Spread over clients", chart, caption))
+    homes = _homes(runs)
+    for number, group in enumerate(homes[:HOMES]):
+        body += _home(group, score, number)
+    if len(homes) > HOMES:
+        body.append(f"<p>The first {HOMES} of {len(homes)} ways in which the data were spread.</p>")
+    lead = "Each client's score is of its own test rows, which have its own mix of labels where there are labels."
+    return Section("clients", "Clients", lead, body)
+
+
+def _scores(run: Shown, score: str) -> np.ndarray | None:
+    arrays = run.files.evaluation
+    names = arrays["score_names"].tolist() if "score_names" in arrays else []
+    if "client_scores" not in arrays or score not in names:
+        return None
+    values = arrays["client_scores"][:, names.index(score)].astype(float)
+    return values if np.isfinite(values).any() else None
+
+
+def _spread(runs: list[Shown], score: str) -> Drawing | None:
+    lines = []
+    for run in runs:
+        values = _scores(run, score)
+        if values is not None:
+            values = np.sort(values[np.isfinite(values)])
+            values = values if "↑" in SCORES[score] else values[::-1]
+            lines.append(run.curve((np.arange(len(values)) + 1) / len(values), values))
+    return line_chart("Spread over clients", lines, "share of clients", SCORES[score], across=(0, 0.25, 0.5, 0.75, 1))
+
+
+def _homes(runs: list[Shown]) -> list[list[Shown]]:
+    """Runs grouped by who holds what: those of one comparison share it."""
+    groups: dict[bytes, list[Shown]] = {}
+    for run in runs:
+        arrays = run.files.evaluation
+        same = arrays["label_counts"] if "label_counts" in arrays else arrays["client_sizes"]
+        groups.setdefault(same.tobytes(), []).append(run)
+    return list(groups.values())
+
+
+def _home(runs: list[Shown], score: str | None, number: int) -> list[Figure | Card | str]:
+    arrays = runs[0].files.evaluation
+    counts = arrays.get("label_counts")
+    known = [(run, v) for run in runs if score and (v := _scores(run, score)) is not None]
+    total = len(arrays["client_sizes"] if "client_sizes" in arrays else arrays["label_counts"])
+    # The last run sets the order: a comparison names its own method last.
+    worth = known[-1][1] if known else np.arange(total, dtype=float)
+    if score and known and "↓" in SCORES[score]:
+        worth = -worth
+    order = np.argsort(np.where(np.isfinite(worth), worth, np.inf), kind="stable")
+    body: list[Figure | Card | str] = [_worst(arrays, known, order, score)] if known and score else []
+    if counts is not None and counts.ndim == 2:
+        by = f"by {SCORES[score]} of {known[-1][0].name}, worst first" if known and score else "by number"
+        few = "" if total <= WIDEST else f" {WIDEST} of {total} clients, evenly spaced in that order."
+        caption = (
+            f"A column is a client, {by}: above, its score under each run; below, its training rows by label.{few}"
+        )
+        name = ", ".join(run.name for run in runs)
+        title = "Scores and labels of the clients" if number == 0 else f"Scores and labels of the clients: {name}"
+        body.append(Figure(f"clients-{number}", title, _columns(arrays, known, order, score), caption))
+    return body
+
+
+def _columns(arrays: Arrays, known: list[tuple[Shown, np.ndarray]], order: np.ndarray, score: str | None) -> Drawing:
+    """Dots of each client's scores above a heat map of its labels, one column a client."""
+    shown = order[thinned(len(order), WIDEST)]
+    counts = arrays["label_counts"][shown]
+    names = arrays["class_names"].tolist() if "class_names" in arrays else []
+    names = names or [str(c) for c in range(counts.shape[1])]
+    wide, tall = 1040.0, 150.0 if known else 10.0
+    column = (wide - LEFT - RIGHT) / len(shown)
+    marks: list[Mark] = []
+    if known and score:
+        low, high = bounds(v[shown] for _, v in known)
+        axes = Axes((), ticks(low, high, 4), "", SCORES[score], size=(wide, tall + BOTTOM), span=(0, 1))
+        for run, values in known:
+            there = np.flatnonzero(np.isfinite(values[shown]))
+            _, y = axes.put(0.0, values[shown][there])
+            x = LEFT + (there + 0.5) * column
+            axes.marks.append(Dots(x, y, run.ink, run.number, min(3.5, column / 2)))
+            said = [f"{run.name}, {_name(arrays, shown[i])}: {values[shown[i]]:.3f}" for i in there]
+            axes.marks.append(Dots(x, y, run.ink, run.number, 5, said=said))
+        marks += axes.marks
+    row = 14.0 if counts.shape[1] <= 20 else max(3.0, 280 / counts.shape[1])
+    top, most = tall + 12, max(1, int(counts.max()))
+    for c in range(counts.shape[1]):
+        if row >= 10:
+            marks.append(Text(LEFT - 6, top + c * row + row - 3, names[c][:7], "end"))
+        for i in np.flatnonzero(counts[:, c]):
+            n = int(counts[i, c])
+            told = f"{_name(arrays, shown[i])}: {n} rows of {names[c]}"
+            place = (LEFT + i * column, top + c * row, max(column - 0.6, 0.4), row - 0.6)
+            marks.append(Box(*place, "c5", opacity=0.15 + 0.85 * n / most, said=told))
+    end = top + counts.shape[1] * row
+    marks.append(Text(LEFT, end + 14, "worst served" if known else _name(arrays, 0)))
+    marks.append(Text(wide - RIGHT, end + 14, "best served" if known else _name(arrays, len(order) - 1), "end"))
+    return Drawing(wide, end + 22, f"Scores and labels of {len(shown)} clients", marks)
+
+
+def _worst(arrays: Arrays, known: list[tuple[Shown, np.ndarray]], order: np.ndarray, score: str) -> Card:
+    """The clients that are served worst, what they hold, and what each run gives them."""
+    head = "<th scope=col>rows</th>" if "client_sizes" in arrays else ""
+    head += "".join(f'<th scope=col class="r{run.number}">{key(run)}</th>' for run, _ in known)
+    head += '<th scope=col class="text">labels</th>' if "label_counts" in arrays else ""
+    rows = []
+    for k in order[:WORST].tolist():
+        cells = f"<td>{arrays['client_sizes'][k]}</td>" if "client_sizes" in arrays else ""
+        cells += "".join(f'<td class="r{run.number}">{v[k]:.3f}</td>' for run, v in known)
+        cells += f'<td class="text">{escape(_mix(arrays, k))}</td>' if "label_counts" in arrays else ""
+        rows.append(f"<tr><th scope=row>{escape(_name(arrays, k).removeprefix('client '))}</th>{cells}</tr>")
+    return Card(f"The worst served, {SCORES[score]} on their own test rows", table(head, rows, "client"))
+
+
+def _name(arrays: Arrays, k: int) -> str:
+    """What a client is called."""
+    return str(arrays["client_names"][k]) if "client_names" in arrays else f"client {k}"
+
+
+def _mix(arrays: Arrays, client: int) -> str:
+    counts = arrays["label_counts"][client]
+    names = arrays["class_names"].tolist() if "class_names" in arrays else []
+    names = names or [str(c) for c in range(len(counts))]
+    held = [c for c in np.argsort(-counts, kind="stable").tolist() if counts[c]]
+    text = ", ".join(f"{names[c]} × {counts[c]}" for c in held[:5])
+    return text + (f", {len(held) - 5} more" if len(held) > 5 else "")

@@ -1,0 +1,1 @@
+"""Run folders: journal, checkpoints, own state of clients, sweeps."""

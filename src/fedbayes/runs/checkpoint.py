@@ -1,0 +1,125 @@
+"""Checkpoints of a run: one file a checkpointed round, the last two kept, each whole or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedbayes.errors import InputError
+from fedbayes.experiments.experiment import Experiment, from_toml, table_of, to_toml
+from fedbayes.federation.round import FederationState, beside
+from fedbayes.posterior.values import Parts
+from fedbayes.runs import sealed
+from fedbayes.runs.own import Index
+from fedbayes.training.rounds import Best, Progress, Task
+
+KEPT = 2
+ROW = "run"
+# What may differ between a checkpoint and the run that goes on from it: where and how long, not what.
+FREE = ("device", "engine", "compile", "at_once", "rounds", "checkpoint_every", "flower")
+
+
+# With these as they were a run goes on with as many clients at once: its noise on a GPU depends on it.
+AT_ONCE = ("device", "engine", "at_once")
+
+
+class Checkpoint(NamedTuple):
+    """The progress after a round, where each client's own state lies, and how many clients ran at once."""
+
+    progress: Progress
+    own: Index
+    widths: Mapping[str, Sequence[int]]
+
+
+def paths(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted((folder / "checkpoints").glob("round-*.safetensors"))
+
+
+def name_of(folder: Path, number: int) -> Path:
+    """The checkpoint of a round."""
+    return folder / "checkpoints" / f"round-{number:06d}.safetensors"
+
+
+def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, own: Mapping[str, Any]) -> None:
+    """Commit a round; after this call a crash costs nothing before it."""
+    best = progress.best
+    sealed.write(
+        name_of(folder, progress.state.round),
+        {
+            ROW: {
+                "config": to_toml(experiment),
+                "round": progress.state.round,
+                "broadcast": progress.state.broadcast,
+                "optimiser": progress.state.optimiser,
+                "best": None if best is None else best._asdict(),
+                "stopped": progress.stopped,
+                "own": own,
+                "widths": {name: list(widths) for name, widths in task.widths().items()},
+            }
+        },
+    )
+    for path in paths(folder)[:-KEPT]:
+        path.unlink()
+
+
+def read(path: Path, experiment: Experiment, task: Task) -> Checkpoint:
+    """A checkpoint for this experiment and network; an InputError names the file and the mend."""
+    try:
+        row = sealed.read(path, ROW, task.device)
+    except InputError:
+        raise
+    except (ValueError, OSError) as error:
+        raise InputError(
+            f"checkpoint {path} can't be used: {error}; put it back from a copy, "
+            "or delete it to go on from the one before"
+        ) from error
+    if path != name_of(path.parent.parent, row["round"]):
+        raise InputError(
+            f"checkpoint {path} holds round {row['round']}, not the round of its name; put it back from a copy, "
+            "or delete it to go on from the one before"
+        )
+    then = from_toml(row["config"], str(path))
+    _check_config(path, experiment, then)
+    best = None if row["best"] is None else Best(**row["best"])
+    for parts in (row["broadcast"], *([] if best is None else [best.broadcast])):
+        sent = {part: q for part, q in parts.items() if not beside(part)}
+        _check_layouts(path, sent, task.program.initial)
+    state = FederationState(row["round"], row["broadcast"], row["optimiser"])
+    same = all(getattr(then, name) == getattr(experiment, name) for name in AT_ONCE)
+    return Checkpoint(Progress(state, best, row["stopped"]), Index(row["own"]), row.get("widths", {}) if same else {})
+
+
+def own_index(path: Path) -> Index:
+    """Where a checkpoint says that each client's own state lies; empty where it can't be read."""
+    try:
+        return Index(sealed.read(path, ROW, torch.device("cpu"))["own"])
+    except (ValueError, OSError):
+        return Index()
+
+
+def _check_config(path: Path, now: Experiment, then: Experiment) -> None:
+    a, b = table_of(now), table_of(then)
+    changed = sorted(k for k in {*a, *b} - {*FREE} if a.get(k) != b.get(k))
+    if changed:
+        raise InputError(
+            f"checkpoint {path} belongs to another experiment ({', '.join(changed)} differ from config.toml); "
+            "restore config.toml, or run into another folder"
+        )
+
+
+def _check_layouts(path: Path, parts: Parts, ours: Parts) -> None:
+    for part in {*parts, *ours}:
+        if part not in parts or part not in ours:
+            raise InputError(f"checkpoint {path}: part {part!r} is on one side only; was it of another network?")
+        then, now = parts[part], ours[part]
+        same = type(then) is type(now) and then.mean.shape == now.mean.shape
+        if not same or (then.layout and now.layout and then.layout.fingerprint != now.layout.fingerprint):
+            raise InputError(
+                f"checkpoint {path} is of another network: its part {part!r} has {then.mean.shape[-1]} weights "
+                f"as {type(then).__name__}, the network here {now.mean.shape[-1]} as {type(now).__name__} "
+                "(layouts differ); use the network that it was made with"
+            )

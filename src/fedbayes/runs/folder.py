@@ -1,0 +1,241 @@
+"""Run an experiment into a folder, go on after a crash, load the result again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from fedbayes.data import Clients
+from fedbayes.errors import Diverged, InputError
+from fedbayes.experiments.build import FLOWER, build, check_tables, clients_of
+from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, table_of, to_toml
+from fedbayes.runs import checkpoint, evaluation, journal, samples
+from fedbayes.runs.own import OwnFiles
+from fedbayes.runs.recording import CONFIG, Recording, write_once
+from fedbayes.training.rounds import Progress, Task, refuse_diverged, rounds
+from fedbayes.training.run import Run
+
+Step = tuple[Progress, journal.Record]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is called while a run goes on; by default nothing is."""
+
+    begun: Callable[[str, Task, list[journal.Record]], None] = lambda method, task, records: None
+    client: Callable[[], None] = lambda: None
+    round: Callable[[journal.Record], None] = lambda record: None
+    ended: Callable[[str, bool], None] = lambda method, was_finished: None
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """Another way to the clients than an engine in this process: it binds a task to itself, and makes its rounds."""
+
+    bind: Callable[[Experiment, Task, Path], Task]
+    rounds: Callable[..., Iterator[Step]]
+
+
+def run(
+    experiment: Experiment,
+    folder: str | Path,
+    watch: Watch | None = None,
+    *,
+    network: nn.Module | None = None,
+    clients: Clients | None = None,
+    carrier: Carrier | None = None,
+) -> dict[str, Run]:
+    """Train into a folder, one run a method; where the folder holds this experiment already, go on with it.
+
+    `network` and `clients` stand in for what the experiment names, for code that can't be imported by name.
+    """
+    folder = Path(folder)
+    if experiment.engine == FLOWER and carrier is None:
+        raise InputError('engine = "flower" runs by `fedbayes run` or `flwr run`; in Python use fedbayes.flower')
+    check_tables(experiment)
+    experiment = experiment.settled
+    refuse_another(experiment, folder)
+    with locked(folder):
+        if clients is None:
+            clients = clients_of(experiment)
+        # Everything is bound before anything is written, so that a wrong name leaves no run behind.
+        tasks = {
+            method: build(experiment.only(method), network=network, clients=clients)
+            for method in experiment.all_methods
+        }
+        write_once(folder / CONFIG, to_toml(experiment))
+        made, failures = {}, []
+        for method, task in tasks.items():
+            where = folder / folder_name(method) if experiment.methods else folder
+            x = experiment.only(method)
+            bound = task if carrier is None else carrier.bind(x, task, where)
+            steps = rounds if carrier is None else carrier.rounds
+            try:
+                made[method] = train(x, bound, where, watch or Watch(), rounds=steps)
+            except Diverged as error:  # the other methods of a comparison are trained all the same
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        _compare(folder, made, experiment.method)
+    return made
+
+
+def resume(
+    folder: str | Path,
+    watch: Watch | None = None,
+    *,
+    network: nn.Module | None = None,
+    clients: Clients | None = None,
+) -> dict[str, Run]:
+    """Go on with the experiment of a folder from its last checkpoint: same result as if nothing had happened."""
+    return run(experiment_in(folder), folder, watch, network=network, clients=clients)
+
+
+def load(
+    folder: str | Path,
+    *,
+    network: nn.Module | None = None,
+    clients: Clients | None = None,
+    device: str | None = None,
+) -> Run:
+    """The run of a folder again, from its last checkpoint: posterior, predictions, scores, journal.
+
+    `network` and `clients` stand in for user code that can't be imported here.
+    """
+    folder = Path(folder)
+    experiment = experiment_in(folder).settled
+    if experiment.methods:
+        folder, experiment = folder / folder_name(experiment.method), experiment.only(experiment.method)
+    here = experiment if device is None else replace(experiment, device=device)
+    found = checkpoint.paths(folder)
+    if not found:
+        raise InputError(f"{folder} has no checkpoint yet; run `fedbayes resume {folder}` to train it")
+    task = build(here, network=network, clients=clients)
+    progress, index, widths = checkpoint.read(found[-1], here, task)
+    task.go_on_with(widths)
+    if not task.done(progress):
+        warnings.warn(
+            f"{folder} is not finished: this is round {progress.state.round} of {task.rounds}; "
+            f"`fedbayes resume {folder}` goes on",
+            UserWarning,
+            stacklevel=2,
+        )
+    own = OwnFiles(folder / "own", task.device, index)
+    return Run(task, progress, journal.upto(folder, progress.state.round), own)
+
+
+def experiment_in(folder: str | Path) -> Experiment:
+    """The experiment that a run folder holds."""
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise InputError(f"{folder} is no run folder: it has no {CONFIG}; give the folder that `fedbayes run` wrote")
+    experiment = read_whole(path)
+    _check_belongs(experiment, Path(folder))
+    return experiment
+
+
+def _check_belongs(experiment: Experiment, folder: Path) -> None:
+    """Refuse a config that does not name the runs of its folder: going on would begin another beside them."""
+    names = {folder_name(method) for method in experiment.methods}
+    runs = {path.parent.name for path in folder.glob("*/checkpoints")}
+    if strange := sorted(runs - names):
+        raise InputError(
+            f"{folder} holds a run of {strange[0]}, which {folder / CONFIG} does not name; put it back from a copy"
+        )
+    if names and checkpoint.paths(folder):
+        raise InputError(
+            f"{folder} holds one run, and {folder / CONFIG} names {len(names)} methods; put it back from a copy"
+        )
+
+
+def train(
+    experiment: Experiment,
+    task: Task,
+    folder: Path,
+    watch: Watch,
+    *,
+    called: str | None = None,
+    rounds: Callable[..., Iterator[Step]] = rounds,
+) -> Run:
+    """Train one method into its folder, from the last checkpoint on."""
+    name = called or experiment.method
+    recording = Recording(experiment, task, folder, lambda method, *rest: watch.begun(name, *rest))
+    for progress, record in _named(name, rounds(task, recording.progress, recording.own, watch.client)):
+        recording.add(progress, record)
+        watch.round(record)
+    refuse_diverged(recording.records, f"; what {name} had learned before is kept in {folder}")
+    made, was_finished = recording.end()
+    watch.ended(name, was_finished)
+    return made
+
+
+def _named(method: str, steps: Iterator[Step]) -> Iterator[Step]:
+    """Rounds whose errors of value, such as scores that are not finite, name the method and the round."""
+    number = 0
+    try:
+        for step in steps:
+            number = step[0].state.round
+            yield step
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(
+            f"{method} failed in the round after {number or 'the last checkpoint'}: {error} "
+            "Checkpoints before it are kept; --debug shows where."
+        ) from error
+
+
+def _compare(folder: Path, made: dict[str, Run], main: str) -> None:
+    """Let every method look at the same three inputs."""
+    if not (folder / samples.FILE).is_file():
+        arrays = samples.three({folder_name(method): run for method, run in made.items()}, folder_name(main))
+        if arrays is not None:
+            evaluation.save(folder / samples.FILE, arrays)
+
+
+def refuse_another(experiment: Experiment, folder: Path) -> None:
+    """Raise where a folder holds anything but this experiment."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file, not a folder; give another --output")
+    if not (folder / CONFIG).is_file():
+        # Hidden files are the lock, or what a process left that was killed before it had begun.
+        if any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise InputError(f"{folder} is not empty and holds no run; give another --output")
+        return
+    there, ours = table_of(experiment_in(folder).settled), table_of(experiment.settled)
+    changed = sorted(k for k in {*there, *ours} if there.get(k) != ours.get(k))
+    if changed:
+        raise InputError(
+            f"{folder} holds another experiment ({', '.join(changed)} differ): go on with that one by "
+            f"`fedbayes resume {folder}`, or give another --output"
+        )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder; the lock goes with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no regular file; delete it")
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"{folder} is in use by another process; wait for it, or give another --output") from error
+        yield
+
+
+__all__ = ["Run", "Watch", "experiment_in", "load", "resume", "run"]

@@ -1,0 +1,127 @@
+"""What the figures show, computed with NumPy from the arrays of a run folder."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from fedbayes.runs.records import Arrays
+
+BINS = 15
+SLACK = 1e-6  # as in scores.bins
+PARTS = {
+    "entropy": "entropy",
+    "aleatoric": "aleatoric part",
+    "epistemic": "epistemic part",
+    "mutual_information": "mutual information",
+}
+
+
+class Bins(NamedTuple):
+    """The non-empty bins of a reliability diagram, each [B]."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+    rows: np.ndarray
+    confidence: np.ndarray
+    accuracy: np.ndarray
+
+
+def kind_of(arrays: Arrays) -> str:
+    """What is predicted; files of earlier versions do not say it, but hold probabilities only for classes."""
+    if "kind" in arrays:
+        return str(arrays["kind"])
+    return "classes" if "probs" in arrays else "real"
+
+
+def right(arrays: Arrays) -> np.ndarray:
+    """Whether each prediction is right: the class, all labels, or inside its 90 % interval."""
+    labels = arrays["labels"]
+    match kind_of(arrays):
+        case "classes":
+            hit = arrays["probs"].argmax(-1) == labels
+        case "labels":
+            hit = ((arrays["probs"] > 0.5) == (labels > 0.5)).all(-1)
+        case _:
+            hit = (np.abs(deviations(arrays)) <= NormalDist().inv_cdf(0.95)).all(-1)
+    return np.asarray(hit)
+
+
+def uncertainty(arrays: Arrays) -> Arrays:
+    """The measures of uncertainty that there are, one number a row: the parts are traces."""
+    found = {part: arrays[part].astype(float) for part in PARTS if part in arrays}
+    return {part: v.sum(-1) if v.ndim > 1 else v for part, v in found.items()}
+
+
+def said(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """Confidence and correctness: of the likeliest class, or of every label."""
+    if kind_of(arrays) == "labels":
+        return arrays["probs"].ravel(), arrays["labels"].ravel() > 0.5
+    return arrays["probs"].max(-1), right(arrays)
+
+
+def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> Bins:
+    """Accuracy against confidence by bins of equal width (b / B, (b + 1) / B], which end 1e-6 higher as all bins do."""
+    index = np.clip(np.ceil((confidence.astype(float) - SLACK) * bins).astype(int) - 1, 0, bins - 1)
+    rows = np.bincount(index, minlength=bins)
+    kept = rows > 0
+    sure, hits = (np.bincount(index, v.astype(float), bins)[kept] / rows[kept] for v in (confidence, correct))
+    edges = np.arange(bins + 1) / bins
+    return Bins(edges[:-1][kept], edges[1:][kept], rows[kept], sure, hits)
+
+
+def retention(measure: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Share retained k / N, and the mean of `value` over the k most certain rows; ties count as their mean."""
+    _, group = np.unique(measure, return_inverse=True)
+    mean = np.bincount(group, value.astype(float)) / np.bincount(group)
+    kept = np.arange(1, len(measure) + 1)
+    return kept / len(measure), np.cumsum(mean[np.sort(group)]) / kept
+
+
+def roc(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Share of inside flagged, share of outside flagged, and the area; a higher score means outside."""
+    values = np.unique(np.concatenate([inside, outside]))[::-1]
+    shares = []
+    for group in (inside, outside):
+        ordered = np.sort(group)
+        shares.append(np.r_[0.0, 1 - np.searchsorted(ordered, values, side="left") / len(group)])
+    false, true = shares
+    return false, true, float(np.trapezoid(true, false))
+
+
+def total_scale(arrays: Arrays) -> np.ndarray:
+    """Standard deviation of each predicted target."""
+    return np.sqrt(np.maximum(arrays["aleatoric"] + arrays["epistemic"], 1e-30))
+
+
+def deviations(arrays: Arrays) -> np.ndarray:
+    """(target - mean) / scale of a regression, [N, D]."""
+    return (arrays["labels"].reshape(arrays["mean"].shape) - arrays["mean"]) / total_scale(arrays)
+
+
+def coverage(arrays: Arrays, levels: np.ndarray) -> np.ndarray:
+    """Share of targets inside central normal intervals of each level; right when it equals the level."""
+    widths = np.array([NormalDist().inv_cdf(0.5 + level / 2) for level in levels])
+    return (np.abs(deviations(arrays)).ravel()[:, None] <= widths).mean(0)
+
+
+def extremes(arrays: Arrays, most: int, rows: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Row numbers of the most certain, most aleatoric, most epistemic and most wrong predictions of a classification.
+
+    `rows` are those to choose from. Most wrong are the wrong ones whose true class has the least probability. Groups
+    that a posterior lacks (a point has no epistemic part) are left out.
+    """
+    rows = np.arange(len(arrays["labels"])) if rows is None else rows
+    measures = uncertainty(arrays)
+    groups: dict[str, np.ndarray] = {}
+    if "entropy" in measures:
+        groups["certain"] = rows[np.argsort(measures["entropy"][rows], kind="stable")][:most]
+    for part in ("aleatoric", "epistemic"):
+        if part in measures and measures[part].max() > 1e-9:
+            groups[part] = rows[np.argsort(-measures[part][rows], kind="stable")][:most]
+    truth = np.take_along_axis(arrays["probs"], arrays["labels"][:, None].astype(int), 1)[:, 0]
+    order = rows[np.argsort(truth[rows], kind="stable")]
+    groups["wrong"] = order[~right(arrays)[order]][:most]
+    return {name: chosen for name, chosen in groups.items() if len(chosen)}

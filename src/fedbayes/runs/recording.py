@@ -1,0 +1,99 @@
+"""A run on its way into a folder: own rows, then the journal, then the checkpoint that commits both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedbayes.experiments.experiment import Experiment, to_toml
+from fedbayes.files import write_atomically
+from fedbayes.runs import checkpoint, evaluation, journal
+from fedbayes.runs.own import OwnFiles
+from fedbayes.training.rounds import Progress, Task
+from fedbayes.training.run import Run
+
+CONFIG = "config.toml"
+SECONDS = 2.0  # between checkpoints where the experiment does not say how many rounds
+
+Begun = Callable[[str, Task, list[journal.Record]], None]
+
+
+class Recording:
+    """The folder of one run, opened at its last checkpoint: `add` each round, `end` when there are no more."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        task: Task,
+        folder: Path,
+        begun: Begun = lambda method, task, records: None,
+        *,
+        seconds: float = SECONDS,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_once(folder / CONFIG, to_toml(experiment))
+        self.experiment, self.task, self.folder = experiment, task, folder
+        self.progress, self.own = self._last()
+        self.records = journal.cut(folder, self.progress.state.round)
+        begun(experiment.method, task, self.records)
+        if not task.done(self.progress):
+            (folder / evaluation.FILE).unlink(missing_ok=True)
+        self._kept = [self.own.index.files]
+        self._saved, self._seconds = time.monotonic(), seconds
+
+    def add(self, progress: Progress, record: journal.Record) -> None:
+        """Take a round in; a checkpoint follows when it is due."""
+        self.progress = progress
+        journal.append(self.folder, record)
+        self.records.append(record)
+        if self._due():
+            journal.sync(self.folder)
+            checkpoint.write(self.folder, self.experiment, self.task, progress, self.own.index.as_tensors())
+            self._kept = [*self._kept[-1:], self.own.index.files]
+            self.own.sweep(self._kept)
+            self._saved = time.monotonic()
+        if not self.task.done(progress):
+            self.own.compact()
+
+    def end(self) -> tuple[Run, bool]:
+        """The run, with its table and evaluation on disk; and whether they had been there before."""
+        made = Run(self.task, self.progress, self.records, self.own)
+        was_finished = (self.folder / evaluation.FILE).is_file()
+        if not was_finished:
+            journal.write_table(self.folder, self.records)
+            evaluation.write(self.folder, made)
+        return made, was_finished
+
+    def _due(self) -> bool:
+        if self.task.done(self.progress):
+            return True
+        every = self.experiment.checkpoint_every
+        if every is None:
+            return time.monotonic() - self._saved > self._seconds
+        return self.progress.state.round % every == 0
+
+    def _last(self) -> tuple[Progress, OwnFiles]:
+        """The progress of the last checkpoint and its clients' own state; the start where there is none yet."""
+        folder, task = self.folder, self.task
+        for stray in [*folder.glob(".*.????????"), *folder.glob("checkpoints/.*")]:
+            stray.unlink()  # half-written neighbours of a killed process
+        found = checkpoint.paths(folder)
+        if not found:
+            progress = task.begin()
+            own = OwnFiles(folder / "own", task.device)
+            if task.rounds == 0:
+                checkpoint.write(folder, self.experiment, task, progress, own.index.as_tensors())
+        else:
+            last = checkpoint.read(found[-1], self.experiment, task)
+            progress = last.progress
+            task.go_on_with(last.widths)
+            own = OwnFiles(folder / "own", task.device, last.own)
+        own.sweep_strays([checkpoint.own_index(path).files for path in found[:-1]])
+        return progress, own
+
+
+def write_once(path: Path, text: str) -> None:
+    """Write a file unless it is there."""
+    if not path.is_file():
+        write_atomically(path, text)

@@ -1,1 +1,0 @@
-"""Experiments in files: the record, the run folder, the report."""

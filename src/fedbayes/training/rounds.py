@@ -1,0 +1,304 @@
+"""Training from the first round to the last: `fit` in memory, and the generator of rounds that run folders use."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fedbayes.data import Clients
+from fedbayes.engine.choice import quick_cpu, tensor_cores
+from fedbayes.engine.loop import LEFT_OUT
+from fedbayes.engine.stacked import train_all
+from fedbayes.errors import Diverged
+from fedbayes.federation.round import FederationState, Order, Outcome, broadcast_of, close_round
+from fedbayes.methods import Method
+from fedbayes.model.model import Likelihood
+from fedbayes.posterior.values import Parts, Posterior, flatten_parts
+from fedbayes.training.personal import Federation, personal_scores
+from fedbayes.training.run import Memory, OwnStore, Run, evaluate, observed, scores_on
+from fedbayes.training.server import at_server
+from fedbayes.training.task import MONITORS, Best, Progress, Task, naming_strays, prepare
+
+MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
+
+
+def rounds(
+    task: Task, progress: Progress, own: OwnStore, after_client: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Progress, dict[str, Any]]]:
+    """Train round after round: yields the progress after each, and its record for the journal.
+
+    Own state is put into the store before the round is yielded.
+    """
+    while not task.done(progress):
+        started = time.perf_counter()
+        order = task.open(progress)
+        own.expect(task.members_of(order.round + 1))
+        with quick_cpu(), tensor_cores(task.precision):
+            outcome = task.engine.train(order, own.get, after_client)
+            progress, record = close(task, progress, own, order, outcome)
+            _make_personal([task], [progress], [own], [record])
+            progress = _stop(task, progress, record)
+        record["seconds"] = time.perf_counter() - started
+        yield progress, record
+
+
+def rounds_together(
+    tasks: Sequence[Task], starts: Sequence[Progress], owns: Sequence[OwnStore]
+) -> Iterator[list[tuple[Progress, dict[str, Any]] | None]]:
+    """Rounds of several federations as one program each: a sweep over seeds, splits and scalar options.
+
+    Yields one entry a task and round, None where a task is done. All need the stacked engine, one network, one data
+    set, and methods that differ in scalar options only.
+    """
+    progress = list(starts)
+    while live := [m for m, task in enumerate(tasks) if not task.done(progress[m])]:
+        started = time.perf_counter()
+        lead = tasks[live[0]]
+        orders = [tasks[m].open(progress[m]) for m in live]
+        for m, order in zip(live, orders):
+            owns[m].expect(tasks[m].members_of(order.round + 1))
+        made: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
+        with quick_cpu(), tensor_cores(lead.precision):
+            outcomes = train_all([tasks[m].engine for m in live], orders, [owns[m].get for m in live])
+            for m, order, outcome in zip(live, orders, outcomes):
+                progress[m], record = close(tasks[m], progress[m], owns[m], order, outcome)
+                made[m] = (progress[m], record)
+            records = [entry[1] for entry in made if entry is not None]
+            _make_personal([tasks[m] for m in live], [progress[m] for m in live], [owns[m] for m in live], records)
+            for m, record in zip(live, records):
+                progress[m] = _stop(tasks[m], progress[m], record)
+                made[m] = (progress[m], record)
+        seconds = (time.perf_counter() - started) / len(live)
+        for entry in made:
+            if entry is not None:
+                entry[1]["seconds"] = seconds
+        yield made
+
+
+def close(
+    task: Task, progress: Progress, own: OwnStore, order: Order, outcome: Outcome
+) -> tuple[Progress, dict[str, Any]]:
+    """Close a round: aggregate, train at the server where the method does, evaluate when due."""
+    state, report = close_round(task.program, progress.state, order, outcome)
+    if task.server is not None:
+        state = at_server(task.program, task.server, state, order.options, outcome)
+    elif task.program.server_client is not None:
+        upload = task.engine.server(task.program.server_client, state, order.options)
+        state = state._replace(broadcast={**state.broadcast, **upload.parts})
+    own.put(order.round, outcome.own)
+    if task.restate is not None and outcome.counted:
+        state = _restated(task, state, order, own)
+    due = _due(task, state.round, task.evaluate_every)
+    if due or _due(task, state.round, task.personal_every):
+        state = state._replace(broadcast=observed(task, state.broadcast))
+    record = _record(task, order, outcome, report)
+    if progress.pretrained:
+        record["pretrained"] = dict(progress.pretrained)
+    progress = progress._replace(state=state, pretrained={})
+    if due and task.program.whole:
+        record["test"] = evaluate(task, state.broadcast)
+        progress = _validate(task, progress, record)
+    return progress, record
+
+
+def _restated(task: Task, state: FederationState, order: Order, own: OwnStore) -> FederationState:
+    """The state with BatchNorm's statistics of the pooled network itself, on the cohort's rows."""
+    program = task.restate.program
+    pooled = broadcast_of(task.program, state)
+    asked = order._replace(broadcast=pooled, options=program.options(order.round))
+    outcome = task.restate.train(asked, own.get)
+    closed = close_round(program, state, asked, outcome)[0].broadcast
+    return state._replace(broadcast={**state.broadcast, **{part: closed[part] for part in program.rules}})
+
+
+def _due(task: Task, number: int, every: int) -> bool:
+    return every > 0 and (number % every == 0 or number == task.rounds)
+
+
+def _make_personal(
+    tasks: Sequence[Task], progress: Sequence[Progress], owns: Sequence[OwnStore], records: Sequence[dict[str, Any]]
+) -> None:
+    """Evaluate personal models where they are due; without a global model they are all that is tested."""
+    asked = []
+    for m, (task, at) in enumerate(zip(tasks, progress)):
+        instead = not task.program.whole and _due(task, at.state.round, task.evaluate_every)
+        if instead or _due(task, at.state.round, task.personal_every):
+            asked.append(m)
+    # Federations of one sweep are evaluated together where they are at the same round.
+    for number in sorted({progress[m].state.round for m in asked}):
+        group = [m for m in asked if progress[m].state.round == number]
+        homes = [Federation(tasks[m], progress[m].state, owns[m].get) for m in group]
+        for m, scores in zip(group, personal_scores(homes)):
+            records[m]["personal"] = scores
+            if not tasks[m].program.whole:
+                records[m]["test"] = {name: v for name, v in scores.items() if not name.startswith("clients")}
+            if notes := tasks[m].take_notes():
+                records[m]["notes"] = [*records[m].get("notes", ()), *notes]
+
+
+def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
+    """Stop where the loss is low enough, or the accuracy high enough (FedUAB, algorithm 1), or where nobody is left."""
+    loss, accuracy = record["train"].get("loss"), record.get("test", {}).get("accuracy")
+    why = None
+    if task.target_loss is not None and loss is not None and loss <= task.target_loss:
+        why = f"the training loss is {loss:.4f}, asked for {task.target_loss}"
+    if task.target_accuracy is not None and accuracy is not None and accuracy >= task.target_accuracy:
+        why = f"the accuracy is {accuracy:.4f}, asked for {task.target_accuracy}"
+    if record["cohort"] and list(record["left_out"].values()) == [LEFT_OUT] * record["cohort"]:
+        why = record["diverged"] = (
+            f"round {record['round']}: nobody is left, the uploads of all {record['cohort']} clients were not finite; "
+            "training diverged: try a smaller lr"
+        )
+    if why is None:
+        return progress
+    record["stopped"] = why
+    state = progress.state._replace(broadcast=observed(task, progress.state.broadcast))
+    return progress._replace(state=state, stopped=True)
+
+
+def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
+    names = task.clients.names
+    down = {part: order.broadcast[part] for part in task.program.rules}
+    up, again = message_bytes(task.program.uploaded(down)), 0
+    if task.restate is not None and outcome.counted:  # the pooled network once more, and its statistics back
+        again = message_bytes(down) * len(order.cohort)
+        up += message_bytes({part: down[part] for part in task.restate.program.rules})
+    return {
+        "round": order.round + 1,
+        "cohort": len(order.cohort),
+        "dropped": [names[k] if names else k for k in order.dropped],
+        "left_out": {task.clients.name(k): why for k, why in outcome.left_out.items()},
+        "train": {name: total / outcome.counted for name, total in outcome.metrics.items() if outcome.counted},
+        **report,
+        "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)) + again,
+        "bytes_up": up * len(order.cohort),
+        **({"notes": notes} if (notes := task.take_notes()) else {}),
+    }
+
+
+def pretrained(task: Task) -> tuple[Parts, dict[str, Any]]:
+    """Train a task in memory for another to begin with: its best posterior, its epochs and validation scores."""
+    run = train(task)
+    best = run.progress.best
+    kept = run.progress.state if best is None else best
+    scores = run.journal[kept.round - 1].get("validation", {}) if kept.round else {}
+    return kept.broadcast, {"epochs": len(run.journal), "best": kept.round, **scores}
+
+
+def message_bytes(parts: Mapping[str, Posterior]) -> int:
+    """Bytes of a broadcast, or of an upload, in the dtypes it is held in."""
+    return sum(t.numel() * t.element_size() for t in flatten_parts(parts)[0].values())
+
+
+def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
+    """Keep the best posterior by a validation score; stop after `patience` evaluations without a better one."""
+    if not len(task.validation):
+        return progress
+    data, state = task.clients.data, progress.state
+    scores = scores_on(task, state.broadcast, data.x[task.validation], data.y[task.validation], "validation")
+    record["validation"] = scores
+    best = progress.best
+    score, sign = scores[task.monitor], MONITORS[task.monitor]
+    if best is None or sign * score < sign * best.score or math.isnan(best.score):
+        return progress._replace(best=Best(score, state.round, state.broadcast))
+    waited = (state.round - best.round) // task.evaluate_every
+    stopped = task.patience is not None and waited >= task.patience
+    if stopped:
+        record["stopped"] = (
+            f"no better validation {MONITORED[task.monitor]} than {best.score:.4f} (round {best.round}) "
+            f"for {waited} evaluations"
+        )
+    return progress._replace(stopped=stopped)
+
+
+@naming_strays
+def fit(
+    network: nn.Module,
+    clients: Clients | list[Any],
+    *,
+    method: str | Method = "feduab",
+    rounds: int = 50,
+    cohort: int | float | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    engine: str = "auto",
+    compile: str = "auto",
+    at_once: int | None = None,
+    precision: str = "float32",
+    likelihood: Likelihood | None = None,
+    frozen: tuple[str, ...] = (),
+    augment: str | None = None,
+    dropout: float = 0.0,
+    validation: float = 0.0,
+    patience: int | None = None,
+    evaluate_every: int = 1,
+    personal_every: int = 0,
+    target_loss: float | None = None,
+    target_accuracy: float | None = None,
+    monitor: str = "nll",
+    server_data: Any = None,
+    init: Mapping[str, Posterior] | None = None,
+) -> Run:
+    """Train a network across clients and return the run.
+
+    `clients` is a data set spread over clients, or a list of (x, y), one for each. The method's own options, such as
+    `lr`, go into the method: `method=fb.methods.feduab(lr=0.1)`. Clients that diverge are left out with a warning; a
+    round in which nobody is left is an error.
+
+    - `method`: its name, or what a function of `fb.methods` gives
+    - `rounds`: how many at most; `cohort`: clients in a round, a number or a share (all by default)
+    - `seed`: of everything that is drawn
+    - `device`: "cpu", "cuda", "cuda:1"; `precision`: "float32", "tf32" or "bf16"
+    - `engine`: "auto", "loop" or "stacked"; `compile`: "auto", "off", "on" or "graph"; `at_once`: clients trained side
+      by side
+    - `likelihood`: of the targets, by their kind by default; `frozen`: patterns of weights that are not trained
+    - `augment`: of images, by name; `dropout`: the share of a cohort that drops out of a round, at random
+    - `validation`: the share of each client's rows held out to choose the best round by `monitor` ("nll" or
+      "accuracy"); `patience`: evaluations without a better one before training stops
+    - `evaluate_every`, `personal_every`: rounds between scores of the posterior, and of personal models (0: never)
+    - `target_loss`, `target_accuracy`: stop when they are reached
+    - `server_data`: inputs of the server, for methods that distil there; `init`: posteriors to begin with, by part
+
+    >>> import fedbayes as fb
+    >>> clients = fb.data.load("digits").split(fb.partition.dirichlet(0.3), clients=20, seed=0)
+    >>> run = fb.fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), clients, method="feduab", rounds=1, cohort=2)
+    >>> run.predict(clients.data.test_x[:3]).probs.shape
+    torch.Size([3, 10])
+    """
+    given = dict(locals())
+    return train(prepare(**given))
+
+
+def train(task: Task) -> Run:
+    """Train a task in memory, from its first round to its last."""
+    last, journal, own = task.begin(), [], Memory()
+    kinds: set[str] = set()
+    for progress, record in rounds(task, last, own):
+        last = progress
+        journal.append(record)
+        _warn(record, kinds)
+    refuse_diverged(journal)
+    return Run(task, last, journal, own)
+
+
+def _warn(record: dict[str, Any], kinds: set[str]) -> None:
+    """Warn of clients that were left out, once for each reason."""
+    for why in sorted(set(record["left_out"].values()) - kinds):
+        who = [name for name, reason in record["left_out"].items() if reason == why]
+        count = f"{len(who)} of {record['cohort']} clients left out (first: client {who[0]})"
+        warnings.warn(
+            f"round {record['round']}: {count}: {why}; this is said once, run.journal names all",
+            stacklevel=5,
+        )
+        kinds.add(why)
+
+
+def refuse_diverged(journal: Sequence[Mapping[str, Any]], kept: str = "") -> None:
+    """Raise where the last round of a journal had nobody left; `kept` says what there is of the rounds before."""
+    if journal and "diverged" in journal[-1]:
+        raise Diverged(journal[-1]["diverged"] + kept)

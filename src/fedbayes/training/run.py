@@ -1,0 +1,224 @@
+"""A trained federation: its posterior, its journal, its predictions and scores, and what its clients keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedbayes.clients.client import Own
+from fedbayes.engine.choice import tensor_cores
+from fedbayes.errors import InputError, unknown
+from fedbayes.federation.round import BY_MEMBERS, MEMBERS, NOISE_PART, WHO, predicting
+from fedbayes.model.predictive import Predictive, directly, predictive
+from fedbayes.posterior.values import Parts, Posterior
+from fedbayes.scores import SUMS
+from fedbayes.scores.additive import Sums
+from fedbayes.training.observation import with_noise as estimated
+from fedbayes.training.personal import Federation, personal_models, personal_scores, refined_task, sums_of
+from fedbayes.training.task import Progress, Task
+
+
+class OwnStore(Protocol):
+    """Where the own state of clients lives between rounds."""
+
+    def get(self, client: int) -> Own | None: ...
+    def put(self, number: int, rows: Mapping[int, Own]) -> None: ...
+    def expect(self, clients: Iterable[int]) -> None: ...
+
+
+class Memory:
+    """Own state in a dict: O(clients that took part)."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Own] = {}
+
+    def get(self, client: int) -> Own | None:
+        return self.rows.get(client)
+
+    def put(self, number: int, rows: Mapping[int, Own]) -> None:
+        self.rows.update({k: own for k, own in rows.items() if own})
+
+    def expect(self, clients: Iterable[int]) -> None:
+        """It has all at hand."""
+
+
+SHOWN = ("accuracy", "rmse", "nll", "ece")  # scores of a run's short summary
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A trained federation: its posterior, its journal, and predictions."""
+
+    task: Task
+    progress: Progress
+    journal: list[dict[str, Any]]
+    own: OwnStore = field(default_factory=Memory, repr=False)
+
+    @property
+    def parts(self) -> Parts:
+        """All parts that predict: the best validated ones where there was a validation split."""
+        return predicting(self.task.program, self._final)
+
+    @cached_property
+    def _final(self) -> Parts:
+        best = self.progress.best
+        return observed(self.task, self.progress.state.broadcast if best is None else best.broadcast)
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior over the network's weights; under FedAG the normal, also where the uploads predict."""
+        return self._final[self.task.program.main]
+
+    def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
+        """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were."""
+        if not self.task.program.whole:
+            raise InputError("this method has no global model, only personal ones: use run.personal(client).predict(x)")
+        with tensor_cores("float32"):
+            return predict_with(self.task, self.parts, self._stored(x), draws=draws)
+
+    def _stored(self, x: Any) -> Tensor:
+        """Inputs in the dtype of the training inputs, checked."""
+        x = torch.as_tensor(x)
+        shape = self.task.clients.data.shape
+        if tuple(x.shape[1:]) != shape:
+            raise InputError(
+                f"x has shape {list(x.shape)}; the network was trained on inputs [N, {', '.join(map(str, shape))}]"
+            )
+        if x.is_floating_point() and not torch.isfinite(x).all():
+            raise InputError("x holds values that are not finite; drop or fill them")
+        stored = x.to(self.task.clients.data.x.dtype)
+        if not stored.is_floating_point() and not torch.equal(stored.to(x.dtype), x):
+            kind = str(stored.dtype).removeprefix("torch.")
+            raise InputError(f"x holds values that {kind} can't; give inputs as the training inputs were stored")
+        return stored
+
+    def scores(self, *, draws: int | None = None) -> dict[str, float]:
+        """Scores on the whole test set; of the personal models where there is no global one."""
+        if not self.task.program.whole:
+            return self.personal_scores()
+        scores = evaluate(self.task, self._final, draws=draws)
+        return scores or self._no_test_rows()
+
+    def personal(self, client: int | str) -> Personal:
+        """The model that a client, by number or by name, makes its own by training on its rows once more."""
+        if isinstance(client, str):
+            if client not in self.task.clients.names:
+                raise unknown("client", client, self.task.clients.names)
+            client = self.task.clients.names.index(client)
+        if not 0 <= client < len(self.task.clients):
+            raise InputError(f"client {client}: there are {len(self.task.clients)}, numbered from 0")
+        for cohort in personal_models([self.home], [[client]]):
+            for _, parts in cohort[0]:
+                return Personal(self, parts)
+        raise InputError(f"client {client}: its personal model is not finite (did it diverge? try a smaller lr)")
+
+    def personal_scores(self) -> dict[str, float]:
+        """Scores of all clients' personal models on their own test rows."""
+        return personal_scores([self.home])[0] or self._no_test_rows()
+
+    def _no_test_rows(self) -> dict[str, float]:
+        name = self.task.clients.data.name
+        raise InputError(f"{name} has no test rows to score: give test_x and test_y, or a test share, with the data")
+
+    def __repr__(self) -> str:
+        task, clients = self.task, self.task.clients
+        weights = task.program.initial[task.program.main].mean.shape[-1]
+        parts = [f"{task.method}: {len(clients)} clients of {clients.data.name}, {weights:,} weights"]
+        parts.append(f"{len(self.journal)} of {task.rounds} rounds")
+        tested = [record for record in self.journal if record.get("test")]
+        if tested:
+            shown = [f"{name} {tested[-1]['test'][name]:.4f}" for name in SHOWN if name in tested[-1]["test"]]
+            parts.append(f"{', '.join(shown)} in round {tested[-1]['round']}")
+        left_out = sum(len(record["left_out"]) for record in self.journal)
+        if left_out:
+            parts.append(f"{left_out} uploads left out, see run.journal")
+        if self.journal and "stopped" in self.journal[-1]:
+            parts.append(f"stopped: {self.journal[-1]['stopped'][:100]}")
+        return f"Run({'; '.join(parts)})"
+
+    def refined(self, refine: str = "flow", **options: Any) -> Run:
+        """The same run with personal models that are refined in another way; options as in `methods.refined`."""
+        return replace(self, task=refined_task(self.task, refine=refine, **options))
+
+    @property
+    def home(self) -> Federation:
+        """The federation as its personal models see it."""
+        return Federation(self.task, self.progress.state._replace(broadcast=self._final), self.own.get)
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A client's personal model: its parts, and predictions by them."""
+
+    run: Run
+    parts: Parts = field(repr=False)
+
+    def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
+        """Predictions with their uncertainty parts, as `Run.predict`."""
+        with tensor_cores("float32"):
+            return predict_with(self.run.task, self.parts, self.run._stored(x), draws=draws)
+
+    @property
+    def as_run(self) -> Run:
+        """A run that predicts by this model, for all that takes runs: OOD scores, calibration."""
+        task = self.run.task
+        program = task.program._replace(whole=True, predictor=lambda parts: parts, members=False)
+        state = self.run.progress.state._replace(broadcast=self.parts)
+        return Run(replace(task, program=program), self.run.progress._replace(state=state, best=None), [])
+
+
+def observed(task: Task, parts: Parts) -> Parts:
+    """The parts with the observation noise that their members have, where it is needed and not yet known."""
+    if task.program.noise not in BY_MEMBERS or NOISE_PART in parts:
+        return parts
+    if not any(part.startswith(MEMBERS) for part in parts):  # nobody has answered so far
+        return parts
+    if WHO not in parts:
+        raise InputError("noise: these networks don't say which clients trained them; train the run again")
+    return with_noise(task, parts, parts[WHO].mean.tolist())
+
+
+def with_noise(task: Task, parts: Parts, members: Sequence[int] | None = None) -> Parts:
+    """The parts with the observation noise on the rows of the clients who trained them, all or `members`."""
+    data = task.clients.data
+    rows = [task.clients.train_rows(k) for k in (range(len(task.clients)) if members is None else members)]
+    return estimated(task.program, parts, [(data.x[r].to(task.device), data.y[r].to(task.device)) for r in rows])
+
+
+def evaluate(task: Task, parts: Parts, *, draws: int | None = None) -> dict[str, float]:
+    """Scores of a posterior on the whole test set; empty where there is none."""
+    data = task.clients.data
+    return scores_on(task, parts, data.test_x, data.test_y, "test", draws) if len(data.test_x) else {}
+
+
+def scores_on(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> dict[str, float]:
+    """Scores of a posterior on rows."""
+    return SUMS[task.program.model.likelihood.kind][1](score_sums(task, parts, x, y, which, draws))
+
+
+def score_sums(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> Sums:
+    """The sums behind a posterior's scores on rows; those of several clients add up to the federation's."""
+    return sums_of(task, predict_with(task, predicting(task.program, parts), x, draws=draws, which=which), y)
+
+
+def predict_with(
+    task: Task, parts: Parts, x: Tensor, *, draws: int | None = None, which: str | None = None
+) -> Predictive:
+    """What the parts say of x. `which` is a name for x where it is asked about again and again: a graph pays then."""
+    program = task.program
+    draws = program.test_draws if draws is None else draws
+    return predictive(
+        program.model,
+        parts,
+        x.to(task.device),
+        draws=draws,
+        seed=task.seed,
+        dropout=program.dropout,
+        closed=program.closed,
+        carry=directly if which is None else partial(task.engine.carry, (which, draws, task.seed)),
+    )

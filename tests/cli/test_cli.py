@@ -1,0 +1,197 @@
+"""The command line: what a user types, and what comes back."""
+
+import contextlib
+import io
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import fedbayes as fb
+from fedbayes.cli import app, main
+from fedbayes.cli.terminal import closing_table
+from fedbayes.cli.watching import heeded_ctrl_c
+from fedbayes.errors import InputError
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.runs.records import RunFiles
+
+SMALL = """
+data = "digits"
+network = "linear"
+clients = 8
+cohort = 3
+rounds = 2
+method = "feduab"
+[options]
+epochs = 1
+"""
+
+
+def call(*arguments: object) -> str:
+    made = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    return made.output
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with `small.toml` and its run in `small`."""
+    home = tmp_path_factory.mktemp("cli")
+    (home / "small.toml").write_text(SMALL)
+    call("run", home / "small.toml", "--output", home / "small")
+    return home
+
+
+def test_a_run_prints_progress_a_table_and_the_report(home):
+    said = call("run", home / "small.toml", "--output", home / "again", "--set", "kl_weight=0.01", "--set", "cohort=2")
+    assert "round 2/2" in said
+    assert "NLL" in said
+    assert f"report: {home / 'again' / 'report.html'}" in said.replace("\n", "")
+    assert (home / "again" / "report.html").is_file()
+    assert fb.load(home / "again").task.cohort == 2
+    assert "\x1b" not in said  # no control codes where nobody reads them
+
+
+def test_central_training_pools_the_clients(home):
+    call("run", home / "small.toml", "--central", "--set", "epochs=2", "--output", home / "central")
+    run = fb.load(home / "central")
+    assert (len(run.task.clients), len(run.journal)) == (1, 4)
+    assert tomllib.loads((home / "central" / "config.toml").read_text())["central"] is True
+
+
+def test_the_version_is_that_of_the_package():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["version"] == fb.__version__
+
+
+def test_resuming_a_finished_run_says_so(home):
+    assert "finished earlier" in call("resume", home / "small")
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("methods", "feduab"),
+        ("rules", "log_pool"),
+        ("weightings", "discrepancy"),
+        ("networks", "mlp"),
+        ("partitions", "dirichlet_own"),
+        ("experiments", "quickstart"),
+        ("table", "fedppd-1"),
+    ],
+)
+def test_lists_have_a_name_and_a_sentence_a_line(command, word):
+    lines = call(command).splitlines()
+    assert any(line.startswith(word) for line in lines)
+    assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_figures_are_listed_where_none_is_named():
+    assert {"fedppd-2", "agg-prior", "pfedpf-confidence"} <= set(call("figure").split())
+
+
+def test_data_sets_are_listed_with_sizes_kinds_and_presence():
+    rows = [line.split() for line in call("datasets").splitlines()]
+    assert ["digits", "1", "442", "355", "10", "yes"] in [row[:6] for row in rows]
+    assert ["diabetes", "354", "88", "real", "yes"] in [row[:5] for row in rows]
+
+
+def test_data_show_tells_who_holds_what():
+    said = call(
+        "data", "show", "digits", "--partition", "labels_per_client", "--clients", 5, "--set", "partition_options.k=2"
+    )
+    assert "5 of digits" in said
+    said = call("data", "show", "diabetes", "--clients", 4)
+    assert "4 of diabetes" in said
+
+
+def test_predictions_are_printed_and_written(home, tmp_path):
+    x = fb.data.load("digits").test_x[:30].numpy()
+    np.save(tmp_path / "x.npy", x)
+    said = call("predict", home / "small", "--input", tmp_path / "x.npy", "--output", tmp_path / "out.npz")
+    assert "epistemic" in said
+    with np.load(tmp_path / "out.npz") as file:
+        p = fb.load(home / "small").predict(x)
+        np.testing.assert_array_equal(file["probs"], p.probs.numpy())
+        np.testing.assert_array_equal(file["epistemic"], p.epistemic.numpy())
+
+
+@pytest.mark.parametrize("bad", ["shape", "nan", "text", "missing"])
+def test_wrong_inputs_to_predict_are_named(home, tmp_path, bad):
+    path = tmp_path / "x.npy"
+    if bad == "shape":
+        np.save(path, np.zeros((3, 7)))
+    elif bad == "nan":
+        np.save(path, np.full((3, 1, 8, 8), np.nan, dtype=np.float32))
+    elif bad == "text":
+        path.write_text("not an array")
+    with pytest.raises(InputError):
+        call("predict", home / "small", "--input", path)
+
+
+def test_an_input_error_is_one_line_and_exit_code_2(home, monkeypatch, capsys):
+    said = {}
+    for debug in ([], ["--debug"]):
+        words = ["run", home / "small.toml", "--output", home / "bad", "--set", "metod=fedavg", *debug]
+        monkeypatch.setattr(sys, "argv", ["fedbayes", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 2
+        said[bool(debug)] = capsys.readouterr().err
+    assert said[False].count("\n") == 1
+    assert "did you mean 'method'" in said[False]
+    assert "Traceback" in said[True]
+    assert not (home / "bad").exists()
+
+
+def test_help_version_and_lists_answer_without_torch():
+    code = "import sys; sys.modules['torch'] = None; import fedbayes.cli as c; c.app(sys.argv[1:])"
+    for word, expected in (("--help", "resume"), ("--version", fb.__version__), ("experiments", "quickstart")):
+        made = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True, check=True)
+        assert expected in made.stdout
+
+
+def test_a_ctrl_c_that_was_swallowed_is_heeded_after_the_round():
+    before = signal.getsignal(signal.SIGINT)
+    with heeded_ctrl_c() as heed:
+        heed()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            heed()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_says_how_to_go_on(home):
+    command = [sys.executable, "-m", "fedbayes", "run", str(home / "small.toml"), "--output", str(home / "long")]
+    process = subprocess.Popen([*command, "--set", "rounds=100000"], stdout=subprocess.PIPE, text=True)
+    try:
+        while not (home / "long" / "rounds.jsonl").is_file():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(2)
+        said, _ = process.communicate(timeout=150)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert re.search(r"fedbayes resume .*long", said.replace("\n", ""))
+
+
+def test_numbers_of_the_closing_table_stay_whole_in_a_narrow_terminal(tmp_path):
+    name = "a name that is far too long for such a table"
+    scores = {"accuracy": 0.6310, "nll": 1.0714, "brier": 0.5184, "ece": 0.1576, "mce": 0.3699}
+    made = RunFiles(name, tmp_path, Experiment(), [{"round": 1, "seconds": 2.5, "test": scores}], {})
+    console = Console(width=80, file=io.StringIO())
+    console.print(closing_table([made]))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert all(f"{value:.4f}" in text for value in scores.values())
+    assert "2.5" in text

@@ -1,0 +1,28 @@
+"""Experiments small enough to train in a moment, on a user's own code."""
+
+from pathlib import Path
+
+import pytest
+
+from fedbayes.experiments.experiment import Experiment
+
+
+@pytest.fixture(autouse=True)
+def _own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "shared"))
+
+
+@pytest.fixture
+def tiny() -> Experiment:
+    return Experiment(
+        data="own_code:blobs",
+        network="own_code:net",
+        clients=6,
+        cohort=3,
+        rounds=4,
+        method="own_code:momentum_at_home",
+        partition="dirichlet",
+        partition_options={"alpha": 1.0, "least": 4},
+        engine="loop",
+        checkpoint_every=1,
+    )

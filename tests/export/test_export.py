@@ -1,0 +1,160 @@
+"""Exported programs and plain files: the same predictions in a process that can't import fedbayes."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedbayes as fb
+from fedbayes.errors import InputError
+from fedbayes.export.program import export, predictor_of
+from fedbayes.model.model import normal
+
+# Reads both forms of every export below a folder, and writes what they say of the inputs beside them.
+READER = """import sys
+sys.modules["fedbayes"] = None
+import importlib.util, pathlib, numpy as np, torch
+for folder in pathlib.Path(sys.argv[1]).iterdir():
+    x = torch.from_numpy(np.load(folder / "x.npy"))
+    spec = importlib.util.spec_from_file_location("model", folder / "model.py")
+    model = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(model)
+    with torch.no_grad():
+        program = torch.export.load(folder / "model.pt2").module()
+        forms = {"program": program(x), "plain": model.load()(x), "one": program(x[:1])}
+    said = {f"{form}/{k}": v for form, made in forms.items() for k, v in made.items()}
+    np.savez(folder / "said.npz", **said)
+"""
+
+
+def fitted(network: nn.Module, data, method="feduab", **options):
+    clients = data.split(fb.partition.iid(), clients=4)
+    return fb.fit(network, clients, method=method, rounds=1, **options)
+
+
+def images(kind=torch.uint8):
+    """Twelve pictures of three classes, normalised by channel for the network."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (48, 3, 8, 8), generator=random).to(kind)
+    prepare = fb.data.dataset.Prepare((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    y = torch.arange(48) % 3
+    return fb.data.from_arrays(x[:36], y[:36], x[36:], y[36:], prepare=prepare, class_names=("a", "b", "c"))
+
+
+def tokens():
+    x = torch.randint(0, 20, (40, 12), generator=torch.Generator().manual_seed(0))
+    return fb.data.from_arrays(x[:30], x[:30, 0] % 2, x[30:], x[30:, 0] % 2)
+
+
+class Norms(nn.Module):
+    """A convolution with BatchNorm and dropout, and a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("gain", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    def forward(self, x):
+        return self.head(self.features(x).mean((2, 3)) * self.gain)
+
+
+def text_network():
+    return nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(48, 2))
+
+
+def table_network():
+    return nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+CASES = {
+    "bytes, BatchNorm, a buffer": lambda: fitted(Norms(), images()),
+    "tokens": lambda: fitted(text_network(), tokens()),
+    "units of inputs and targets": lambda: fitted(table_network(), fb.data.load("diabetes")),
+    "a learned noise": lambda: fitted(table_network(), fb.data.load("diabetes"), likelihood=normal(learn=True)),
+    "a point": lambda: fitted(Norms(), images(), "fedavg"),
+    "networks and their noise": lambda: fitted(table_network(), fb.data.load("diabetes"), "fedag"),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The run of each case with the folder of its export, read by a process that can't import fedbayes."""
+    home = tmp_path_factory.mktemp("export")
+    runs = {case: (make(), home / str(i)) for i, (case, make) in enumerate(CASES.items())}
+    for run, folder in runs.values():
+        export(run, folder, draws=3)
+        np.save(folder / "x.npy", run.task.clients.data.test_x.numpy())
+    subprocess.run([sys.executable, "-c", READER, str(home)], check=True, cwd=home)
+    return runs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_export_predicts_the_same_without_fedbayes(exported, case):
+    run, folder = exported[case]
+    p = run.predict(run.task.clients.data.test_x, draws=3)
+    expected = {"mean" if p.kind == "real" else "probs": p.mean, "aleatoric": p.aleatoric, "epistemic": p.epistemic}
+    if p.kind != "real":
+        expected |= {"entropy": p.entropy, "mutual_information": p.mutual_information}
+    assert json.loads((folder / "model.json").read_text())["outputs"] == list(expected)
+    scale = 1.0 if p.kind != "real" else float(p.total.max())
+    with np.load(folder / "said.npz") as said:
+        for name, value in expected.items():
+            for form in ("program", "plain"):
+                np.testing.assert_allclose(said[f"{form}/{name}"], value.numpy(), rtol=0, atol=1e-6 * scale)
+            np.testing.assert_allclose(said[f"one/{name}"], value[:1].numpy(), rtol=0, atol=1e-6 * scale)
+
+
+def test_the_mean_is_the_network_at_the_posterior_mean(tmp_path):
+    run = fitted(text_network(), tokens())
+    x = run.task.clients.data.test_x
+    made = predictor_of(run, "mean")(x)
+    network = text_network()
+    network.load_state_dict({name: q.mean for name, q in run.posterior.named().items()})
+    torch.testing.assert_close(made["probs"], network(x).softmax(-1))
+    assert not made["epistemic"].any()
+
+
+def test_tensors_have_the_networks_own_names(tmp_path):
+    from safetensors.torch import load_file
+
+    run = fitted(text_network(), tokens())
+    export(run, tmp_path, draws=3)
+    found = {name: tuple(t.shape) for name, t in load_file(tmp_path / "model.safetensors").items()}
+    assert found == {name: (3, *t.shape) for name, t in text_network().state_dict().items()}
+
+
+def test_what_can_not_be_exported_is_named(tmp_path):
+    run = fitted(text_network(), tokens())
+    with pytest.raises(InputError, match=r"student.*ensemble, mean"):
+        export(run, tmp_path, "student")
+    dropping = fitted(Norms(), images(), fb.methods.fedavg(mc_dropout=True))
+    with pytest.raises(InputError, match="export the mean"):
+        export(dropping, tmp_path)
+
+    class Branching(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.float() if x.sum() > 0 else -x.float())
+
+    branching = fitted(Branching(12, 2), tokens(), "fedavg", engine="loop")
+    with pytest.raises(InputError, match=r"torch\.export can't trace this network"):
+        export(branching, tmp_path)
+
+
+def test_onnx_is_an_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(InputError, match=r"pip install 'fedbayes\[onnx\]'"):
+        export(fitted(text_network(), tokens(), "fedavg"), tmp_path / "out", onnx=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_onnx_file_is_written(tmp_path):
+    onnx = pytest.importorskip("onnx", reason="needs fedbayes[onnx]")
+    pytest.importorskip("onnxscript", reason="needs fedbayes[onnx]")
+    export(fitted(text_network(), tokens()), tmp_path, draws=2, onnx=True)
+    outputs = [value.name for value in onnx.load(tmp_path / "model.onnx").graph.output]
+    assert outputs == ["probs", "aleatoric", "epistemic", "entropy", "mutual_information"]

@@ -1,0 +1,122 @@
+"""Predictions from files: every format gives the same, flags keep 95 % of the test set, mistakes are named."""
+
+import csv
+
+import numpy as np
+import pytest
+
+import fedbayes as fb
+from fedbayes.errors import InputError
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.export.predictions import predict_file
+from fedbayes.runs.folder import run
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    home = tmp_path_factory.mktemp("predict") / "digits"
+    run(Experiment(network="linear", clients=8, cohort=3, rounds=2, options={"epochs": 1, "test_draws": 6}), home)
+    return home
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    home = tmp_path_factory.mktemp("predict") / "diabetes"
+    run(Experiment(data="diabetes", network="linear", clients=4, rounds=2, options={"epochs": 1}), home)
+    return home
+
+
+def written(folder, x, form):
+    """The inputs as a file of one form."""
+    path = folder / f"x-{form}"
+    flat = x.reshape(len(x), -1)
+    match form:
+        case "npy":
+            np.save(path.with_suffix(".npy"), x)
+            return path.with_suffix(".npy")
+        case "npz" | "one.npz":
+            path = path.with_suffix(".npz")
+            np.savez(path, **({"x": x, "y": np.zeros(3)} if form == "npz" else {"anything": x}))
+            return path
+        case _:
+            head = ",".join(f"f{i}" for i in range(flat.shape[1])) if form == "named.csv" else ""
+            path = path.with_suffix(".csv")
+            np.savetxt(path, flat, delimiter=",", fmt="%.9g", header=head, comments="")
+            return path
+
+
+@pytest.mark.parametrize("form", ["npy", "npz", "one.npz", "csv", "named.csv"])
+def test_every_form_of_a_file_gives_the_same(digits, tmp_path, form):
+    x = fb.data.load("digits").test_x[:9].numpy()
+    arrays, _ = predict_file(digits, written(tmp_path, x, form))
+    np.testing.assert_allclose(arrays["probs"], fb.load(digits).predict(x).probs.numpy(), atol=1e-6)
+
+
+def test_a_csv_file_holds_what_the_arrays_hold(digits, tmp_path):
+    x = fb.data.load("digits").test_x[:30].numpy()
+    arrays, flags = predict_file(digits, written(tmp_path, x, "npy"), tmp_path / "out.csv", ood="entropy")
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    np.testing.assert_allclose([[float(r[f"p_{c}"]) for c in range(10)] for r in rows], arrays["probs"], rtol=1e-6)
+    assert [int(r["class"]) for r in rows] == arrays["probs"].argmax(1).tolist()
+    np.testing.assert_allclose([float(r["epistemic"]) for r in rows], arrays["epistemic"].sum(1), rtol=1e-5)
+    assert [r["ood"] == "1" for r in rows] == flags.outside.tolist()
+
+
+@pytest.mark.parametrize("measure", ["entropy", "epistemic"])
+def test_the_threshold_keeps_95_percent_of_the_test_set(digits, tmp_path, measure):
+    x = fb.data.load("digits").test_x.numpy()
+    _, flags = predict_file(digits, written(tmp_path, x, "npy"), tmp_path / "out.npz", ood=measure)
+    kept = 1 - flags.outside.mean()
+    assert 0.95 <= kept < 0.95 + 1 / len(x) + 1e-9
+    with np.load(tmp_path / "out.npz") as file:
+        np.testing.assert_array_equal(file["ood"], flags.outside)
+        assert float(file["ood_threshold"]) == flags.threshold
+
+
+def test_tables_are_given_in_their_own_units(table, tmp_path):
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True)
+    rows = np.arange(len(y)) % 5 == 4  # the test rows of this set
+    arrays, flags = predict_file(table, written(tmp_path, x[rows], "csv"), tmp_path / "out.csv", ood="epistemic")
+    ours = fb.load(table)
+    expected = ours.predict(ours.task.clients.data.test_x)
+    np.testing.assert_allclose(arrays["mean"], expected.mean.numpy(), rtol=1e-4)
+    assert "mean_0" in (tmp_path / "out.csv").read_text().splitlines()[0]
+    assert 0 < flags.outside.mean() <= 0.051
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1,2,3\n", "3 columns; an input of digits has 64"),
+        ("a,b\n", "no rows of numbers"),
+        ("1,2\n3\n", "data row 2 is not 2 numbers"),
+        ("1,2\n3,x\n", "data row 2"),
+    ],
+)
+def test_a_csv_file_that_does_not_fit_is_named(digits, tmp_path, text, words):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(InputError, match=words):
+        predict_file(digits, tmp_path / "x.csv")
+
+
+def test_other_mistakes_are_named(digits, table, tmp_path):
+    x = fb.data.load("digits").test_x[:3].numpy()
+    path = written(tmp_path, x, "npy")
+    with pytest.raises(InputError, match=r"must end in \.npz or \.csv"):
+        predict_file(digits, path, tmp_path / "out.txt")
+    with pytest.raises(InputError, match="there are entropy, epistemic"):
+        predict_file(digits, path, ood="distance")
+    with pytest.raises(InputError, match="flagged by epistemic"):
+        predict_file(table, written(tmp_path, np.zeros((2, 10)), "npy"), ood="entropy")
+    np.savez(tmp_path / "two.npz", a=x, b=x)
+    with pytest.raises(InputError, match="name the array of inputs x"):
+        predict_file(digits, tmp_path / "two.npz")
+
+
+def test_a_point_estimate_has_no_epistemic_part_to_flag_by(tmp_path):
+    run(Experiment(method="fedavg", network="linear", clients=4, rounds=1, options={"epochs": 1}), tmp_path / "run")
+    path = written(tmp_path, fb.data.load("digits").test_x[:3].numpy(), "npy")
+    with pytest.raises(InputError, match="point estimate: use entropy"):
+        predict_file(tmp_path / "run", path, ood="epistemic")

@@ -1,0 +1,59 @@
+"""Convolutions by other ways are those of PyTorch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vmap
+
+from fedbayes.model.convolution import by_products, conv2d
+
+SETTINGS = [
+    {},
+    {"stride": 2, "padding": 1},
+    {"stride": (1, 2), "padding": (0, 2), "dilation": (2, 1)},
+    {"padding": "same"},
+    {"groups": 3},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_products_are_the_convolution_and_have_its_gradients(settings):
+    random = torch.Generator().manual_seed(0)
+    groups = settings.get("groups", 1)
+    x = torch.randn(4, 5, 3, 9, 8, generator=random, dtype=torch.float64)
+    weight = torch.randn(4, 6, 3 // groups, 3, 2, generator=random, dtype=torch.float64)
+    bias = torch.randn(4, 6, generator=random, dtype=torch.float64)
+
+    def slopes(way):
+        def loss(x, weight, bias):
+            return way(x, weight, bias, **settings).sin().sum()
+
+        return vmap(grad(loss, argnums=(0, 1, 2)))(x, weight, bias)
+
+    for ours, plain in zip(slopes(by_products), slopes(F.conv2d)):
+        torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_products_in_bfloat16_are_near_the_convolution():
+    random = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 4, 16, 9, 9, generator=random), torch.randn(3, 8, 16, 3, 3, generator=random)
+
+    def slopes(way, coarse):
+        def loss(x, weight):
+            with torch.autocast("cpu", torch.bfloat16, enabled=coarse):
+                return way(x, weight, padding=1).float().square().mean()
+
+        return vmap(grad(loss, argnums=(0, 1)))(x, weight)
+
+    for ours, plain in zip(slopes(by_products, True), slopes(F.conv2d, False)):
+        assert ours.dtype == torch.float32
+        assert 0 < (ours - plain).norm() / plain.norm() < 0.02
+
+
+def test_few_channels_last_come_out_channels_last():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3, 8, 8, generator=random).contiguous(memory_format=torch.channels_last)
+    weight, bias = torch.randn(4, 3, 3, 3, generator=random), torch.randn(4, generator=random)
+    out = conv2d(x, weight, bias, padding=1)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(out, F.conv2d(x.contiguous(), weight, bias, padding=1))
