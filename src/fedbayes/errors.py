@@ -28,7 +28,10 @@ def shown(value: object) -> str:
     """A value as a message repeats it: not longer than a part of a line."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"
-    text = repr(value[:LONGEST]) if isinstance(value, str) else repr(value)
+    try:
+        text = repr(value[:LONGEST]) if isinstance(value, str) else repr(value)
+    except ValueError:  # a number of thousands of digits in it
+        text = f"a {type(value).__name__} with a huge number"
     cut = len(text) > LONGEST or (isinstance(value, str) and len(value) > LONGEST)
     return f"{text[:LONGEST]}..." if cut else text
 

@@ -220,6 +220,7 @@ def verdicts(
     case: Case, seeds: Iterable[int], workers: int = 1, prepare: Callable[[], object] | None = None
 ) -> Iterator[tuple[int, Verdict]]:
     """Each seed's verdict, as they come; `prepare` makes what all cases share, before the clock runs."""
+    _warm_up()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
         if prepare is not None:
             first = multiprocessing.get_context("fork").Process(target=_prepare, args=(prepare, place))
@@ -227,6 +228,14 @@ def verdicts(
             first.join()
             assert first.exitcode == 0, "the cases can't be prepared"
         yield from _verdicts(case, seeds, [Worker(case, place) for _ in range(workers)])
+
+
+def _warm_up() -> None:
+    """Import what torch imports late: an interrupt there would leave half a module behind."""
+    import torch
+
+    torch.empty(2, device="meta").normal_()
+    __import__("sympy.printing")
 
 
 def _prepare(prepare: Callable[[], object], place: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedbayes.clients.client import Client, Info, Own, Phase, Upload
+from fedbayes.errors import InputError
 from fedbayes.noise import Tape
 from fedbayes.posterior.layout import Layout
 from fedbayes.posterior.values import Parts, Posterior, fields_of
@@ -46,6 +47,11 @@ class Split(NamedTuple):
 def _each(layout: Layout, sources: list[tuple[Posterior, Layout]]) -> Any:
     """A value over `layout` from values that hold its entries, tensor by tensor."""
     kind: Any = type(sources[0][0])
+    other = [type(q).__name__ for q, _ in sources if type(q) is not kind]
+    if other:
+        raise InputError(
+            f"rule: weights are {kind.__name__} at home and {other[0]} when pooled; use one that keeps them"
+        )
     vectors = []
     for name in fields_of(kind):
         named: dict[str, Tensor] = {}

@@ -13,6 +13,7 @@ from fedbayes.data.partition import natural
 from fedbayes.data.preparation import AS_STORED, Prepare, Scale, Standardise
 
 Pair = tuple[Any, Any]
+MOST_CLASSES = 1_000_000
 
 
 def from_arrays(
@@ -50,6 +51,8 @@ def from_arrays(
     if classes is None and kind == "classes":
         seen = max((int(part.max()) for part in (targets, test_targets) if len(part)), default=-1)
         classes = max(seen + 1, len(class_names))
+        if classes > MOST_CLASSES:
+            raise ValueError(f"{name}: label {seen} would make {classes} classes: number the classes from 0")
     classes = targets.shape[1] if classes is None else classes
     check_arrays(inputs, targets, kind, classes, f"{name}, training part")
     check_arrays(test_inputs, test_targets, kind, classes, f"{name}, test part")

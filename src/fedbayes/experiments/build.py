@@ -267,7 +267,7 @@ def naming(what: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    except (ValueError, TypeError, ArithmeticError, FileNotFoundError) as error:
         raise InputError(f"{what}: {' '.join(str(error).split())}") from error
 
 

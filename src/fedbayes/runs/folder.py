@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from fedbayes.data import Clients
-from fedbayes.errors import Diverged, InputError
+from fedbayes.errors import Diverged, InputError, one_line
 from fedbayes.experiments.build import FLOWER, build, check_tables, clients_of
 from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, table_of, to_toml
 from fedbayes.runs import checkpoint, evaluation, journal, samples
@@ -183,6 +183,12 @@ def _named(method: str, steps: Iterator[Step]) -> Iterator[Step]:
             yield step
     except InputError:
         raise
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+            raise
+        raise InputError(
+            f"{method} needs more memory than there is ({one_line(error)}); lower batch, draws or at_once"
+        ) from error
     except ValueError as error:
         raise InputError(
             f"{method} failed in the round after {number or 'the last checkpoint'}: {error} "
