@@ -67,9 +67,10 @@ def test_central_training_pools_the_clients(home):
     assert tomllib.loads((home / "central" / "config.toml").read_text())["central"] is True
 
 
-def test_the_version_is_that_of_the_package():
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["version"] == fb.__version__
+def test_the_version_is_that_of_the_package(capsys):
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["tool"]["hatch"]["version"]["path"] == "src/fedbayes/version.py"
+    assert call("--version").strip() == fb.__version__
 
 
 def test_resuming_a_finished_run_says_so(home):

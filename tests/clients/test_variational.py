@@ -282,5 +282,5 @@ def test_the_prior_is_the_broadcast_unless_the_rule_narrows_or_it_is_given():
     assert fb.methods.fedvi().options["prior"] == "broadcast"
     assert fb.methods.fedvi(rule="ws").options["prior"] == "fixed"
     assert fb.methods.fedvi(rule="ws", prior="broadcast").options["prior"] == "broadcast"
-    for method in (fb.methods.feduab, fb.methods.bpfed, fb.methods.pfedbayes):  # whose prior it is by their definition
+    for method in (fb.methods.feduab, fb.methods.bpfed):  # whose prior it is by their definition
         assert method(rule="conflation").options["prior"] == "broadcast"

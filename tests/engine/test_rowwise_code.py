@@ -8,7 +8,7 @@ import pytest
 from fedbayes.engine.fast.rowwise import compiler
 
 LOADED = """
-from fedbayes.engine.rowwise import library
+from fedbayes.engine.fast.rowwise import library
 library()
 smallest = 5e-324
 assert smallest * 1.0 != 0.0 and 2.0**-1074 / 1.0 > 0.0
