@@ -5,7 +5,6 @@ Signatures, checks, the table in the docs, experiment files and sweeps all read 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from inspect import Signature, signature
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 from fedbayes.errors import InputError, shown, unknown
 
 Class = TypeVar("Class", bound=type)
+LARGEST = 3e38  # options become tensors of a network's precision
 
 # What may differ between members of a sweep that are one tensor program.
 KINDS = {
@@ -33,8 +33,8 @@ class Check(NamedTuple):
 
 
 def is_number(v: Any) -> bool:
-    """Whether a value is a finite number; true and false are not."""
-    return isinstance(v, int | float) and not isinstance(v, bool) and -math.inf < v < math.inf
+    """Whether a value is a number that float32 can hold; true and false are none."""
+    return isinstance(v, int | float) and not isinstance(v, bool) and -LARGEST < v < LARGEST
 
 
 def number(words: str, holds: Callable[[Any], bool]) -> Check:

@@ -19,6 +19,9 @@ from harness import Verdict, called, command, judge, prepared
 
 HERE = Path(__file__).parent
 PATIENCE = 25.0
+LARGEST = 2**26  # bytes of a file that is still worth damaging
+# What the damage of a file may meet that has been damaged before.
+ALREADY = (ValueError, LookupError, TypeError, EOFError, StopIteration, zipfile.BadZipFile)
 SMALL = {"network": "fuzz_code:net", "engine": "loop", "checkpoint_every": 1, "clients": 4, "cohort": 2, "rounds": 4}
 BASES: dict[str, dict[str, Any]] = {
     "point": {"data": "fuzz_code:blobs", "method": "fedavg", "options": {"epochs": 1}},
@@ -221,17 +224,18 @@ def damage(folder: Path, rng: random.Random) -> str:
     path = rng.choice(likely if rng.random() < 0.6 else files)
     way = rng.random()
     others = [p for p in files if p.suffix == path.suffix and p != path]
+    if path.stat().st_size > LARGEST:  # damaged before
+        return str(path.relative_to(folder))
     if way < 0.05:
         path.unlink()
     elif way < 0.08:
         replace(path, rng)
     elif way < 0.25 and others:
         _exchange(path, rng.choice(others), rng)
-    elif way < 0.3 and path.parent.name == "own":
-        _swap_rows(path)
     elif way < 0.65:
-        own = next((d for name, d in BY_NAME.items() if path.name.endswith(name)), rng.choice(ANY))
-        with contextlib.suppress(ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile):  # damaged before
+        kinds = {**BY_NAME, ".safetensors": swap_rows} if way < 0.3 and path.parent.name == "own" else BY_NAME
+        own = next((d for name, d in kinds.items() if path.name.endswith(name)), rng.choice(ANY))
+        with contextlib.suppress(*ALREADY):
             path.write_bytes(own(path.read_bytes(), rng))
     else:
         path.write_bytes(rng.choice(ANY)(path.read_bytes(), rng))
@@ -246,9 +250,9 @@ def _exchange(path: Path, other: Path, rng: random.Random) -> None:
         other.write_bytes(ours)
 
 
-def _swap_rows(path: Path) -> None:
+def swap_rows(content: bytes, rng: random.Random) -> bytes:
     """The first two rows of a file of own state, each in the other's place."""
-    data = bytearray(path.read_bytes())
+    data = bytearray(content)
     length = int.from_bytes(data[:8], "little")
     table = json.loads(data[8 : 8 + length])
     for name, entry in table.items():
@@ -257,7 +261,7 @@ def _swap_rows(path: Path) -> None:
             size = (end - start) // entry["shape"][0]
             first, second = data[start : start + size], data[start + size : start + 2 * size]
             data[start : start + 2 * size] = second + first
-    path.write_bytes(bytes(data))
+    return bytes(data)
 
 
 def act(action: str, folder: Path, base: str, out: Path) -> Verdict:

@@ -116,3 +116,12 @@ def test_labels_that_were_asked_for_are_not_changed(tiny, tmp_path, file):
         path.write_text(path.read_text().replace('"random"', '"entropy"'))
     with pytest.raises(InputError, match=r"stage 0 is not what was written"):
         resume_active(tmp_path)
+
+
+def test_a_checkpoint_of_another_stage_is_noticed(tiny, tmp_path):
+    experiment = replace(tiny, method="fedavg", rounds=1)
+    run_active(experiment, Active("random", 4, 4, stages=2), tmp_path)
+    first, second = (next((tmp_path / name / "checkpoints").iterdir()) for name in ("stage-00", "stage-01"))
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(InputError, match="was trained on other rows of the clients"):
+        resume_active(tmp_path)

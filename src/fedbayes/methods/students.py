@@ -23,6 +23,7 @@ from fedbayes.methods.method import Setting
 from fedbayes.model.model import Model, in_precision_of
 from fedbayes.networks.papers import network_named
 from fedbayes.options import (
+    Check,
     at_least_one,
     below_one,
     flag,
@@ -38,6 +39,7 @@ from fedbayes.options import (
 from fedbayes.posterior.values import Parts, Point
 
 STUDENT = "student"
+NETWORK = Check("a network, or the name of one", lambda v: isinstance(v, str | nn.Module))
 
 
 @record
@@ -50,7 +52,7 @@ class FedPPD(Schedule):
 
     name: ClassVar[str] = "fedppd"
     student: str | nn.Module | None = option(
-        "a network, or the name of one; by default built as the teacher is", default=None
+        "a network, or the name of one; by default built as the teacher is", NETWORK, default=None
     )
     lr: float = with_default(Descent, "lr", default=0.05)
     student_lr: float = option("step size of the student", positive, default=0.05, kind="scalar")

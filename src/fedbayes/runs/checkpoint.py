@@ -52,6 +52,7 @@ def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, 
         {
             ROW: {
                 "config": to_toml(experiment),
+                "rows": task.clients.train.digest,
                 "round": progress.state.round,
                 "broadcast": progress.state.broadcast,
                 "optimiser": progress.state.optimiser,
@@ -66,8 +67,11 @@ def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, 
         path.unlink()
 
 
-def read(path: Path, experiment: Experiment, task: Task) -> Checkpoint:
-    """A checkpoint for this experiment and network; an InputError names the file and the mend."""
+def read(path: Path, experiment: Experiment, task: Task, *, rows: str | None = None) -> Checkpoint:
+    """A checkpoint for this experiment and network; an InputError names the file and the mend.
+
+    `rows` is the digest of the clients' rows where training may go on from it.
+    """
     try:
         row = sealed.read(path, ROW, task.device)
     except InputError:
@@ -82,6 +86,8 @@ def read(path: Path, experiment: Experiment, task: Task) -> Checkpoint:
             f"checkpoint {path} holds round {row['round']}, not the round of its name; put it back from a copy, "
             "or delete it to go on from the one before"
         )
+    if rows is not None and row.get("rows", rows) != rows:
+        raise InputError(f"checkpoint {path} was trained on other rows of the clients; put it back from a copy")
     then = from_toml(row["config"], str(path))
     _check_config(path, experiment, then)
     best = None if row["best"] is None else Best(**row["best"])

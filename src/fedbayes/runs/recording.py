@@ -85,7 +85,7 @@ class Recording:
             if task.rounds == 0:
                 checkpoint.write(folder, self.experiment, task, progress, own.index.as_tensors())
         else:
-            last = checkpoint.read(found[-1], self.experiment, task)
+            last = checkpoint.read(found[-1], self.experiment, task, rows=task.clients.train.digest)
             progress = last.progress
             task.go_on_with(last.widths)
             own = OwnFiles(folder / "own", task.device, last.own)
