@@ -27,7 +27,7 @@ import torch
 import fedbayes
 from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment, to_toml
-from fedbayes.federation.round import Order, Program
+from fedbayes.federation.program import Order, Program
 from fedbayes.flower.simulation import simulate
 from fedbayes.flower.start import init
 from fedbayes.flower.total import Reply, Total

@@ -25,7 +25,8 @@ from measure import Figures, Others
 from torch import nn
 
 import fedbayes as fb
-from fedbayes.federation.round import Program, add_terms, cohort_of
+from fedbayes.federation.program import Program
+from fedbayes.federation.round import add_terms, cohort_of
 from fedbayes.federation.rules import RULES
 from fedbayes.networks.papers import network_named
 from fedbayes.posterior.values import Gaussian

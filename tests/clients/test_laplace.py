@@ -201,7 +201,7 @@ def _method(structure: str, prior: str = "evidence"):
         return program._replace(
             client=with_laplace(program.client, program.client.finish, laplace),
             initial={**program.initial, CLASSIFIER: first},
-            rules={**program.rules, CLASSIFIER: rule},
+            pooling=program.pooling._replace(rules={**program.pooling.rules, CLASSIFIER: rule}),
         )
 
     return Composed(program=build)
@@ -228,7 +228,10 @@ def test_posteriors_of_a_round_are_pooled_about_the_averaged_network(structure):
     order = task.open(task.begin())
     sent = [task.engine.client(order, k, None)[0].parts for k in range(3)]
     pooled = pool(
-        task.program.rules[CLASSIFIER], [s[CLASSIFIER] for s in sent], [11.0, 5.0, 8.0], order.broadcast[CLASSIFIER]
+        task.program.pooling.rules[CLASSIFIER],
+        [s[CLASSIFIER] for s in sent],
+        [11.0, 5.0, 8.0],
+        order.broadcast[CLASSIFIER],
     )
     torch.testing.assert_close(pooled.moments()[1], q.moments()[1], rtol=1e-8, atol=1e-9)
     own = nn.Sequential(*network)

@@ -116,8 +116,8 @@ def test_what_is_gathered_is_the_pool_of_posteriors_at_the_broadcast(hessian):
     sent = [
         engine.beside(engine.program, engine.seed).train(order._replace(cohort=(k,)), run.own.get) for k in range(3)
     ]
-    one = [engine.program.rules[CLASSIFIER].decode(s.terms[CLASSIFIER], Point(q.mean, q.layout)) for s in sent]
-    pooled = fb.pool(engine.program.rules[CLASSIFIER], one, SIZES)
+    one = [engine.program.pooling.rules[CLASSIFIER].decode(s.terms[CLASSIFIER], Point(q.mean, q.layout)) for s in sent]
+    pooled = fb.pool(engine.program.pooling.rules[CLASSIFIER], one, SIZES)
     torch.testing.assert_close(q.moments()[1], pooled.moments()[1], rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(q.mean, run.posterior.mean[-21:], rtol=1e-6, atol=1e-6)
     assert isinstance(q, Gaussian if hessian == "diag" else FullGaussian)

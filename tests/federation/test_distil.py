@@ -88,7 +88,7 @@ def test_the_server_averages_the_iterates_of_sgd_from_the_average(start, decay):
     net = _net()
     nn.utils.vector_to_parameters(averaged, net.parameters())
     sgd, kept = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=decay), []
-    plan = schedule(torch.arange(len(x)), task.program.server_client.phases[0], 0, 1, -1, 0)
+    plan = schedule(torch.arange(len(x)), task.program.server.client.phases[0], 0, 1, -1, 0)
     for number, rows in enumerate(plan.rows[:, 0]):
         sgd.zero_grad()
         nn.functional.cross_entropy(net(x[rows]), task.server.store.y[rows, 0, 0]).backward()
@@ -133,7 +133,7 @@ def test_batchnorm_is_measured_anew_under_the_averaged_weights():
     """With momentum 1 the buffers are the statistics of the last batch of the pass that measures."""
     x, method = _inputs(), fedbe(epochs=1, **SMALL)
     run = fb.fit(_wide(1.0), _clients(), method=method, rounds=1, server_data=x)
-    plan = schedule(torch.arange(len(x)), run.task.program.server_client.phases[1], 0, 1, -1, 1)
+    plan = schedule(torch.arange(len(x)), run.task.program.server.client.phases[1], 0, 1, -1, 1)
     net = _wide()
     nn.utils.vector_to_parameters(run.parts["model"].mean, net.parameters())
     inside = net[0](x[plan.rows[-1, 0]])

@@ -59,7 +59,7 @@ def same(folder: Path, b: fb.Run) -> None:
     for ours, theirs in zip(a.journal, b.journal, strict=True):
         assert ours["left_out"] == {}
         assert ours["test"] == pytest.approx(theirs["test"], rel=1e-9)
-        if a.task.program.whole:
+        if a.task.program.prediction.whole:
             assert (ours["bytes_down"], ours["bytes_up"]) == (theirs["bytes_down"], theirs["bytes_up"])
 
 

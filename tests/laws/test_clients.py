@@ -13,7 +13,8 @@ from fedbayes import Gaussian, Point, data, pool
 from fedbayes.clients.client import Client, Phase, Upload
 from fedbayes.data import partition
 from fedbayes.engine.batches import schedule
-from fedbayes.federation.round import Program, open_round
+from fedbayes.federation.program import Pooling, Prediction, Program, Server
+from fedbayes.federation.round import open_round
 from fedbayes.federation.rules import RULES
 from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.methods import Composed
@@ -34,8 +35,9 @@ def _net(seed: int = 0, hidden: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 2)) if hidden else nn.Linear(3, 2)
 
 
-def _program(model, client, initial, rules, **options) -> Program:
-    return Program(model, client, initial, rules, WEIGHTINGS["size"], lambda number: {"lr": 0.2}, **options)
+def _program(model, client, initial, rules, **prediction) -> Program:
+    pooling = Pooling(rules, WEIGHTINGS["size"])
+    return Program(model, client, initial, lambda number: {"lr": 0.2}, pooling, prediction=Prediction(**prediction))
 
 
 @pytest.fixture(params=["loop", "stacked"])
@@ -95,7 +97,7 @@ def _teacher_and_student(setting):
 
     client = Client(start, (Phase(step, epochs=1, batch=5, batches=2),), finish)
     rules = {"model": RULES["fedavg"], "student": RULES["fedag"]}
-    return _program(student, client, initial, rules, main="student", test_draws=4)
+    return _program(student, client, initial, rules, part="student", draws=4)
 
 
 def test_two_networks_and_two_batches_a_step(engine):
@@ -237,7 +239,7 @@ def _second_moment(setting):
 
     phases = (Phase(train, epochs=2, batch=4), Phase(measure, epochs=1, batch=5))
     initial = {"model": Gaussian(model.initial()["model"], torch.ones(layout.size), layout)}
-    return _program(model, Client(start, phases, finish), initial, {"model": RULES["log_pool"]}, test_draws=5)
+    return _program(model, Client(start, phases, finish), initial, {"model": RULES["log_pool"]}, draws=5)
 
 
 def test_a_second_phase_passes_over_the_data_without_updating(engine):
@@ -291,14 +293,14 @@ def _with_server(setting):
     def finish(state, info):
         return Upload({"model": Point(state, model.layouts["model"])}, {}, {})
 
-    return program._replace(server_client=Client(start, (Phase(step, epochs=1, batch=8),), finish))
+    return program._replace(server=Server(Client(start, (Phase(step, epochs=1, batch=8),), finish)))
 
 
 def _server_oracle(task, start, rows, number):
     plain = _net()
     nn.utils.vector_to_parameters(start, plain.parameters())
     optimiser = torch.optim.SGD(plain.parameters(), lr=0.2)
-    plan = schedule(rows, task.program.server_client.phases[0], 0, number, -1, 0)
+    plan = schedule(rows, task.program.server.client.phases[0], 0, number, -1, 0)
     for r, m in zip(plan.rows, plan.live, strict=True):
         at = r[0][m[0]]
         optimiser.zero_grad()

@@ -475,7 +475,7 @@ class TestOnACudaDevice:
     def test_steps_of_unequal_clients_with_a_state_of_their_own_are_captured(self) -> None:
         made = self.run("bpfed", "cuda", "graph", rounds=2, engine="stacked")
         assert not notes_of(made)
-        check(made.progress.state.broadcast[made.task.program.main])
+        check(made.progress.state.broadcast[made.task.program.prediction.part])
 
     @pytest.mark.parametrize("compile", ["off", "graph"])
     def test_a_seed_repeats_a_run_and_its_resumption(self, compile: str) -> None:

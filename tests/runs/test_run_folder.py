@@ -279,6 +279,6 @@ def test_one_method_may_have_its_options_in_a_table_of_its_own(tmp_path):
     )
     made = run(experiment, tmp_path / "r")["feduab"]
     again = fb.load(tmp_path / "r")
-    assert again.task.program.test_draws == 2
+    assert again.task.program.prediction.draws == 2
     assert torch.equal(again.posterior.mean, made.posterior.mean)
     assert torch.equal(resume(tmp_path / "r")["feduab"].posterior.mean, made.posterior.mean)

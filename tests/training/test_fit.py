@@ -32,7 +32,7 @@ def _net(inputs=4, outputs=3):
 
 def _everything(run) -> list[torch.Tensor]:
     found = [t for q in run.parts.values() for t in (q.moments() if q.mean.is_floating_point() else (q.mean,))]
-    whole = run if run.task.program.whole else run.personal(0)
+    whole = run if run.task.program.prediction.whole else run.personal(0)
     return [*found, whole.predict(run.task.clients.data.test_x).mean]
 
 

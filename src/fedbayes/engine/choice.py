@@ -17,7 +17,7 @@ from fedbayes.engine.loop import Loop, Store
 from fedbayes.engine.stacked import Stacked
 from fedbayes.engine.steps import BY_HAND, ROWWISE, Steps
 from fedbayes.errors import InputError, unknown
-from fedbayes.federation.round import Program
+from fedbayes.federation.program import Program
 from fedbayes.model.model import Model
 from fedbayes.noise import Tape
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbayes.clients.client import Batch, Info
 from fedbayes.engine.outcomes import Seat
 from fedbayes.engine.steps import Table
-from fedbayes.federation.round import Order
+from fedbayes.federation.program import Order
 from fedbayes.noise import Tape, normals
 
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Info
 from fedbayes.engine.outcomes import Seat
-from fedbayes.federation.round import Order, Program
+from fedbayes.federation.program import Order, Program
 
 # Which fields of Info have an axis of clients: in one federation only what is the client's own; in a sweep all, but
 # for the constants that its members have in common.
@@ -60,7 +60,7 @@ def _equal(trees: Sequence[Any]) -> bool:
 def info_of(constants: Constants, orders: Sequence[Order], seats: list[Seat], device: torch.device) -> Info:
     """What each client of the chunk knows, with the axes that `constants.info_axes` says."""
     program = constants.programs[0]
-    dtype = orders[0].broadcast[program.main].mean.dtype
+    dtype = orders[0].broadcast[program.prediction.part].mean.dtype
     sizes = torch.tensor([len(seat.rows) for seat in seats])
     batches = tuple((-(-sizes // phase.batch)).to(device) for phase in program.client.phases)
     options = {

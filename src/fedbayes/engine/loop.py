@@ -10,17 +10,8 @@ from torch import Tensor
 
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.engine.batches import schedule, steps_in_epoch
-from fedbayes.federation.round import (
-    SERVER,
-    Contribution,
-    FederationState,
-    Order,
-    Outcome,
-    Program,
-    Terms,
-    add_terms,
-    contribute,
-)
+from fedbayes.federation.program import SERVER, Contribution, FederationState, Order, Outcome, Program, Terms
+from fedbayes.federation.round import add_terms, contribute
 from fedbayes.noise import Tape, normals, seeded
 from fedbayes.posterior.values import Parts
 
@@ -124,7 +115,7 @@ class Loop:
 
     def _info(self, client: Client, broadcast: Parts, options: Mapping[str, float], number: int, rows: Tensor) -> Info:
         device = self.store.x.device
-        dtype = broadcast[self.program.main].mean.dtype
+        dtype = broadcast[self.program.prediction.part].mean.dtype
 
         def scalar(value: float) -> Tensor:
             return torch.tensor(value, dtype=dtype, device=device)

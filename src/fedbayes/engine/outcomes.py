@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_map
 from fedbayes.clients.client import Info, Upload
 from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.engine.together import Clients, take
-from fedbayes.federation.round import Contribution, Outcome, Program, Terms, add_terms, contribute
+from fedbayes.federation.program import Contribution, Outcome, Program, Terms
+from fedbayes.federation.round import add_terms, contribute
 
 
 class Seat(NamedTuple):
@@ -43,8 +44,8 @@ def _alike(programs: Sequence[Program]) -> list[list[int]]:
     """Members whose server adds in the same way, so that their clients encode their terms as one."""
     groups: dict[Any, list[int]] = {}
     for member, program in enumerate(programs):
-        rules = tuple((part, id(rule)) for part, rule in sorted(program.rules.items()))
-        groups.setdefault((rules, id(program.weighting), program.needs_uploads), []).append(member)
+        rules = tuple((part, id(rule)) for part, rule in sorted(program.pooling.rules.items()))
+        groups.setdefault((rules, id(program.pooling.weighting), program.needs_uploads), []).append(member)
     return list(groups.values())
 
 
@@ -97,7 +98,7 @@ def _outcomes(
 
 def _sum(program: Program, terms: Terms) -> Terms:
     """Add the terms of stacked clients."""
-    return {part: program.rules[part].stacked(statistics) for part, statistics in terms.items()}
+    return {part: program.pooling.rules[part].stacked(statistics) for part, statistics in terms.items()}
 
 
 class Tally:

@@ -23,7 +23,7 @@ from fedbayes.engine.sharing import share_store
 from fedbayes.engine.steps import BY_HAND, CAPTURED, MODES, Steps, Work
 from fedbayes.engine.together import Clients, NotStackable
 from fedbayes.engine.workers import share, side_by_side, threads
-from fedbayes.federation.round import Order, Outcome, Program
+from fedbayes.federation.program import Order, Outcome, Program
 from fedbayes.noise import address, seeded
 
 
@@ -205,7 +205,7 @@ def _alike(orders: Sequence[Order]) -> list[list[int]]:
 
 def _lead(engines: Sequence[Stacked]) -> Stacked:
     """The engine whose client, steps and chunks are used for all: the one whose caches have room for all clients."""
-    return max(engines, key=lambda engine: engine.program.most)
+    return max(engines, key=lambda engine: engine.program.personal.most)
 
 
 def _run_chunks(

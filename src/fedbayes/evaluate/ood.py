@@ -98,7 +98,7 @@ def scores(
         for start in range(0, len(x), size):
             rows = x[start : start + size].to(task.device)
             place = (seed, "predict", start)
-            outputs = _outputs(model, parts, drawn, rows, place, task.program.dropout)
+            outputs = _outputs(model, parts, drawn, rows, place, task.program.prediction.dropout)
             made = {name: score(outputs) for name, score in _of_outputs(model, temperature).items() if name in asked}
             if "odin" in asked:
                 made["odin"] = of.odin(_mean_logits(run, parts, drawn, place), model.inputs(rows))
@@ -184,7 +184,7 @@ def names(run: Run, x: Tensor, draws: int | None = None) -> list[str]:
     lacking = [
         *(BETWEEN_DRAWS if _count(run, draws) == 1 else ()),
         *(() if x.is_floating_point() or x.dtype == torch.uint8 else ("odin",)),
-        *(() if drops and not program.dropout else ("mc_dropout",)),
+        *(() if drops and not program.prediction.dropout else ("mc_dropout",)),
     ]
     return [name for name in OF_KIND[model.likelihood.kind] if name not in lacking]
 
@@ -194,9 +194,9 @@ def _count(run: Run, draws: int | None) -> int:
     program = run.task.program
     parts = [run.parts[part] for part in program.model.layouts]
     members = [len(q.values) for q in parts if isinstance(q, Draws)]
-    if members or (all(isinstance(q, Point) for q in parts) and not program.dropout):
+    if members or (all(isinstance(q, Point) for q in parts) and not program.prediction.dropout):
         return members[0] if members else 1
-    return program.test_draws if draws is None else draws
+    return program.prediction.draws if draws is None else draws
 
 
 def _read(output: Tensor, weights: Weights) -> tuple[Tensor, ...]:
@@ -243,7 +243,7 @@ def _mean_logits(
     run: Run, parts: Parts, drawn: dict[str, Tensor], place: tuple[int | str, ...]
 ) -> Callable[[Tensor], Tensor]:
     task = as_seen(run).task
-    return lambda x: _outputs(task.program.model.exact, parts, drawn, x, place, task.program.dropout).mean(0)
+    return lambda x: _outputs(task.program.model.exact, parts, drawn, x, place, task.program.prediction.dropout).mean(0)
 
 
 def _centres(parts: Parts) -> list[dict[str, Tensor]]:

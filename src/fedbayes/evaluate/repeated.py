@@ -16,7 +16,9 @@ REPEATS = 5
 def draw_seeds(run: Run, repeats: int) -> list[int]:
     """Seeds of repeated predictions, the run's own first; one where prediction has no randomness."""
     program = run.task.program
-    random = program.dropout or not all(isinstance(run.parts[part], Point | Draws) for part in program.model.layouts)
+    random = program.prediction.dropout or not all(
+        isinstance(run.parts[part], Point | Draws) for part in program.model.layouts
+    )
     return [run.task.seed, *(address(run.task.seed, "repeat", r) for r in range(1, repeats if random else 1))]
 
 

@@ -78,7 +78,7 @@ def score_run(run: Run, *, draws: int | None = None, repeats: int = REPEATS) -> 
     if not len(data.test_x):
         raise InputError(f"{data.name} has no test rows to score")
     y = targets(data, data.test_y)
-    count = run.task.program.test_draws if draws is None else draws
+    count = run.task.program.prediction.draws if draws is None else draws
     seeds = draw_seeds(run, repeats)
     each = [_scores(_predicted(run, data.test_x, count, seed), y) for seed in seeds]
     scores: Scores = {
@@ -156,7 +156,7 @@ def check_laws(scores: Scores) -> None:
 def _predicted(run: Run, x: Tensor, draws: int, seed: int) -> Predictive:
     program = run.task.program
     x = x.to(run.task.device)
-    dropout, closed = program.dropout, program.closed
+    dropout, closed = program.prediction.dropout, program.prediction.closed
     made = predictive(program.model, run.parts, x, draws=draws, seed=seed, dropout=dropout, closed=closed)
     return made._replace(**{n: getattr(made, n).cpu() for n in ("mean", "aleatoric", "epistemic", "expected_entropy")})
 

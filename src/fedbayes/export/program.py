@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.export.plain import plain_file
-from fedbayes.federation.round import NOISE_PART
+from fedbayes.federation.program import NOISE_PART
 from fedbayes.files import write_atomically
 from fedbayes.model.model import Model
 from fedbayes.model.predictive import draw_weights
@@ -140,12 +140,12 @@ def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
     program, data = run.task.program, run.task.clients.data
     model = replace(program.model, prepare=data.prepare)  # on the CPU
     parts = {part: run.parts[part] for part in model.layouts}
-    if what == "ensemble" and program.dropout:
+    if what == "ensemble" and program.prediction.dropout:
         raise InputError("an ensemble of this run is dropout's, which has no weights of its own; export the mean")
     if what == "mean":
         vectors = {part: q.mean[None] for part, q in parts.items()}
     else:
-        count = program.test_draws if draws is None else draws
+        count = program.prediction.draws if draws is None else draws
         vectors = draw_weights(parts, count, run.task.seed, "predict")
         if all(torch.equal(v, v[:1].expand_as(v)) for v in vectors.values()):
             vectors = {part: v[:1] for part, v in vectors.items()}  # draws of a point are all the same

@@ -3,137 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedbayes.clients.client import Client, Info, Upload
-from fedbayes.clients.optimisers import Optimiser
+from fedbayes.clients.client import Info, Upload
 from fedbayes.errors import InputError
-from fedbayes.federation.rules import RULES, Rule, Statistics, added, largest
-from fedbayes.federation.weighting import WEIGHTINGS, Weighting
+from fedbayes.federation.program import (
+    BY_MEMBERS,
+    LONE_NOISE,
+    MEMBERS,
+    NOISE_PART,
+    WHO,
+    Context,
+    Contribution,
+    FederationState,
+    Order,
+    Outcome,
+    Program,
+    Terms,
+)
+from fedbayes.federation.rules import RULES, Rule, added, largest
+from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.model.gradient import still
 from fedbayes.model.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.posterior.lowrank import mean_covariance
-from fedbayes.posterior.values import Draws, Gaussian, LowRank, Parts, Point, Posterior, scales
-
-SERVER = -1  # the server's number where it trains on data of its own
-Terms = dict[str, Statistics]  # by part
-# Where the observation noise of a regression comes from.
-NOISE = {
-    "likelihood": "the likelihood's own",
-    "none": "no noise: the networks' disagreement is all the variance there is (one network: the likelihood's own)",
-    "own": "each network on its own client's rows",
-    "train": "all networks together on all rows that trained them",
-    "heldout": "each client's rows judged by the networks of the other clients",
-    "calibrated": "as heldout, and a factor on the networks' disagreement beside the noise",
-}
-BY_MEMBERS = ("own", "train", "heldout", "calibrated")  # judged by the networks of the cohort
-MEMBERS = "members."  # before a part's name: the cohort's uploads of it, kept as Draws
-# Kept for prediction only, beside what is broadcast: the noise of the predictor, that of one network by itself (a
-# personal model), and the numbers of the clients whose uploads are kept.
-NOISE_PART, LONE_NOISE, WHO = "noise", "lone_noise", "who"
-
-
-class Gather(NamedTuple):
-    """What clients send once for all personal models, beside the network: who makes it, and how it is pooled."""
-
-    client: Client
-    rules: Mapping[str, Rule]
-    initial: Parts  # of the parts that are gathered
-    reference: Callable[[Parts, Mapping[str, float]], Parts]
-
-
-class Program(NamedTuple):
-    """A method bound to a network: all that open, clients, close and prediction need."""
-
-    model: Model
-    client: Client
-    initial: Parts
-    rules: Mapping[str, Rule]  # by shared part; a part without a rule stays home
-    weighting: Weighting
-    options: Callable[[int], Mapping[str, float]]  # scalar options of a round
-    reference: Callable[[Parts, Mapping[str, float]], Parts] = lambda broadcast, options: broadcast
-    main: str = "model"  # the part that predicts, and by which clients are weighed
-    test_draws: int = 1
-    dropout: bool = False  # MC dropout: dropout stays on in prediction
-    server_optimiser: tuple[Optimiser, float] | None = None  # on the pooled mean, with its learning rate
-    server_client: Client | None = None  # trains on the server's data after the pooling
-    # What it trains towards on unlabelled inputs [N, ...], made of the cohort's uploads (parts `members.*`) and noise
-    # of an address; without, the data's own targets.
-    server_targets: Callable[[Parts, Tensor, tuple[int | str, ...]], Tensor] | None = None
-    uploaded: Callable[[Parts], Parts] = lambda broadcast: broadcast  # the kind of an upload, for its size
-    members: bool = False  # the round's uploads are kept and predict, as an ensemble
-    closed: bool = False  # a linear network: the moments of its prediction in closed form
-    noise: str = "likelihood"  # where the observation noise of a regression comes from
-    personal: Client | None = None  # what a client does to make the model its own; its upload is that model, whole
-    whole: bool = True  # whether the broadcast predicts; else only personal models do
-    gather: Gather | None = None  # what all clients send before personal models are made
-    predictor: Callable[[Parts], Parts] = lambda parts: parts  # the parts that predict, of those broadcast
-    plain: Any = None  # the program before its personal models were refined
-    norm_passes: int = 0  # over the cohort's rows, to take BatchNorm's statistics again of the pooled network
-    # What clients read beside the broadcast that the seed, the network or an option decides, by name. A client closes
-    # over none of it: members of a sweep share one client. Frozen weights of `model` need not be named.
-    constants: Mapping[str, Any] = {}
-    most: int = 0  # rows of the largest client that its clients' caches have room for; 0: they cache nothing
-
-    @property
-    def known(self) -> Mapping[str, Any]:
-        """All constants that clients are told in `Info`."""
-        return {**self.model.frozen, **self.constants}
-
-    @property
-    def tuned(self) -> Client:
-        """The client that makes a personal model: the program's own word, or its training client."""
-        return self.personal or self.client
-
-    @property
-    def needs_uploads(self) -> bool:
-        """Whether the server must see every upload (memory O(cohort * weights)) instead of a running sum."""
-        seen = self.members or self.server_targets is not None or self.noise in BY_MEMBERS
-        return self.weighting.compare is not None or seen
-
-
-class FederationState(NamedTuple):
-    """All that the server carries from round to round."""
-
-    round: int  # rounds closed so far
-    broadcast: Parts
-    optimiser: Any = None
-
-
-class Order(NamedTuple):
-    """An open round: who takes part, what they receive."""
-
-    round: int
-    cohort: tuple[int, ...]
-    dropped: tuple[int, ...]  # asked, but simulated as gone
-    broadcast: Parts
-    options: Mapping[str, float]
-
-
-class Contribution(NamedTuple):
-    """One client's upload as it reached the server, for methods that need uploads."""
-
-    client: int
-    parts: Parts
-    n: Tensor
-
-
-class Outcome(NamedTuple):
-    """What an engine brings back from the clients of a round."""
-
-    terms: Terms | None  # the sum over clients; None if nobody contributed
-    uploads: list[Contribution]  # only where the program needs them
-    own: dict[int, Any]  # new own state, by client
-    left_out: dict[int, str]  # clients whose term was refused, and why
-    metrics: dict[str, float]  # sums over the contributing clients
-    counted: int  # how many clients contributed
+from fedbayes.posterior.values import Draws, LowRank, Parts, Point, scales
 
 
 def static_rules(model: Model) -> dict[str, Rule]:
@@ -144,10 +43,7 @@ def static_rules(model: Model) -> dict[str, Rule]:
 
 def begin(program: Program) -> FederationState:
     """The state before the first round."""
-    optimiser = None
-    if program.server_optimiser is not None:
-        optimiser = program.server_optimiser[0].init({"mean": program.initial[program.main].mean})
-    return FederationState(0, program.initial, optimiser)
+    return FederationState(0, program.initial, {stage.name: stage.init(program.initial) for stage in program.stages})
 
 
 def open_round(
@@ -180,18 +76,20 @@ def drawn(number: int, *, clients: int, seed: int) -> Tensor:
 
 def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | None = None) -> tuple[Terms, Tensor]:
     """A client's term of the sum for each shared part, and whether all of it is finite."""
-    options = info.options
-    reference = program.reference(info.broadcast, options)  # type: ignore[arg-type]
+    rules, part = program.pooling.rules, program.prediction.part
+    reference = program.pooling.reference(info.broadcast, info.options)  # type: ignore[arg-type]
     if weight is None:
-        assert program.weighting.weigh is not None
-        weight = program.weighting.weigh(upload.parts[program.main], info.broadcast[program.main], info.n)
+        assert program.pooling.weighting.weigh is not None
+        weight = program.pooling.weighting.weigh(upload.parts[part], info.broadcast[part], info.n)
     size = info.n.double()
+    sent = through_channel(program, upload.parts, reference)
     terms = {
-        part: rule.encode(upload.parts[part], size if is_static(part) else weight, reference[part])
-        for part, rule in program.rules.items()
+        part: rule.encode(sent[part], size if is_static(part) else weight, reference[part])
+        for part, rule in rules.items()
+        if rule.combine is None
     }
     checked = [terms[part][key] for part in terms for key in terms[part]]
-    for part in program.rules or upload.parts:  # personal models are not pooled: all of them is looked at
+    for part in rules or upload.parts:  # personal models are not pooled: all of them is looked at
         q = upload.parts[part]
         checked += tree_leaves(q)
         scale = scales(q)
@@ -201,24 +99,32 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
     return terms, finite
 
 
+def through_channel(program: Program, parts: Parts, reference: Parts) -> Parts:
+    """An upload as it leaves its client: what every transform of the channel makes of it, in order."""
+    for transform in program.pooling.channel:
+        parts = transform.upload(parts, reference)
+    return parts
+
+
 def at_home(program: Program) -> Program:
     """The program by which clients make their personal models: nothing is pooled, every upload is kept."""
-    if program.personal is None:
-        raise InputError("personal_every: this method has no personal models; set it to 0")
-    return program._replace(client=program.personal, rules={}, members=True)
+    return program._replace(
+        client=program.tuned,
+        pooling=program.pooling._replace(rules={}, channel=()),
+        prediction=program.prediction._replace(members=True),
+    )
 
 
 def gathering(program: Program) -> Program | None:
     """The program by which clients send what personal models need of one another; None: nothing."""
-    if program.gather is None:
+    if program.personal.gather is None:
         return None
-    made = program.gather
+    made = program.personal.gather
     return program._replace(
         client=made.client,
-        rules=made.rules,
         initial={**program.initial, **made.initial},
-        reference=made.reference,
-        members=False,
+        pooling=program.pooling._replace(rules=made.rules, reference=made.reference, channel=()),
+        prediction=program.prediction._replace(members=False),
     )
 
 
@@ -227,21 +133,19 @@ def restating(program: Program) -> Program | None:
 
     Clients take the steps they have without gradients, at rate 0, and only the statistics are pooled.
     """
-    if not program.norm_passes:
+    if not program.server.norm_passes:
         return None
-    rules = {part: rule for part, rule in program.rules.items() if is_static(part)}
+    rules = {part: rule for part, rule in program.pooling.rules.items() if is_static(part)}
     if not rules:
         raise InputError("norm_passes: the network shares no statistics such as BatchNorm's; set it to 0")
-    passes = program.norm_passes
+    passes = program.server.norm_passes
     phases = tuple(phase._replace(step=still(phase.step), epochs=passes) for phase in program.client.phases)
     return program._replace(
         client=program.client._replace(phases=phases),
-        rules=rules,
-        weighting=WEIGHTINGS["size"],
+        pooling=program.pooling._replace(rules=rules, weighting=WEIGHTINGS["size"], channel=()),
         options=lambda number: {**program.options(number), "lr": 0.0},
-        server_optimiser=None,
-        members=False,
-        noise="likelihood",
+        stages=(),
+        prediction=program.prediction._replace(members=False, noise="likelihood"),
     )
 
 
@@ -252,7 +156,7 @@ def add_terms(program: Program, terms: Iterable[Terms], total: Terms | None = No
     """
     for more in terms:
         before = dict.fromkeys(more) if total is None else total
-        total = {part: added(program.rules[part], before[part], t) for part, t in more.items()}
+        total = {part: added(program.pooling.rules[part], before[part], t) for part, t in more.items()}
     assert total is not None
     return total
 
@@ -260,35 +164,63 @@ def add_terms(program: Program, terms: Iterable[Terms], total: Terms | None = No
 def close_round(
     program: Program, state: FederationState, order: Order, outcome: Outcome
 ) -> tuple[FederationState, dict[str, float]]:
-    """The state after a round, and numbers to report of the aggregation. Without any term the posterior stays."""
-    terms = outcome.terms
-    if program.needs_uploads and outcome.uploads:
-        terms = _weigh_uploads(program, order, outcome.uploads)
-    if terms is None:
+    """The state after a round, and numbers to report of it. Without any contribution the posterior stays.
+
+    The uploads are pooled, then the program's stages follow in turn.
+    """
+    if not outcome.counted:
         return state._replace(round=state.round + 1), {}
-    reference = program.reference(order.broadcast, order.options)
-    pooled = dict(order.broadcast)
+    parts, report = pooled(program, order, outcome)
+    states, context = dict(state.stages), Context(order, outcome)
+    for stage in program.stages:
+        parts, states[stage.name], more = stage.apply(context, states[stage.name], parts)
+        report |= more
+    if program.prediction.members or program.prediction.noise in BY_MEMBERS:
+        parts |= gathered(program, parts, outcome.uploads)
+    return FederationState(state.round + 1, parts, states), report
+
+
+def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, float]]:
+    """The broadcast with the shared parts pooled, and numbers to report of them."""
+    reference = program.pooling.reference(order.broadcast, order.options)
+    weights = _weights(program, order, outcome.uploads)
+    terms = outcome.terms
+    if program.needs_uploads:
+        terms = _terms_of(program, order, outcome.uploads, weights)
+    for transform in program.pooling.channel:
+        terms = None if terms is None else transform.total(terms)
+    parts: Parts = dict(order.broadcast)
     report: dict[str, float] = {}
-    for part, rule in program.rules.items():
-        pooled[part] = rule.decode(terms[part], reference[part])
+    for part, rule in program.pooling.rules.items():
+        if rule.combine is not None:
+            sent = [through_channel(program, u.parts, reference)[part] for u in outcome.uploads]
+            parts[part] = rule.combine(sent, torch.stack(weights), reference[part])
+            continue
+        assert terms is not None
+        parts[part] = rule.decode(terms[part], reference[part])
         report |= rule.report(terms[part], reference[part])
-    optimiser = state.optimiser
-    if program.server_optimiser is not None:
-        pooled[program.main], optimiser = _server_step(program, state, pooled[program.main])
-    if program.members or program.noise in BY_MEMBERS:
-        pooled |= gathered(program, pooled, outcome.uploads)
-    return FederationState(state.round + 1, pooled, optimiser), report
+    return parts, report
 
 
-def _weigh_uploads(program: Program, order: Order, uploads: Sequence[Contribution]) -> Terms:
-    compare = program.weighting.compare
-    weights = [None] * len(uploads) if compare is None else list(compare([u.parts[program.main] for u in uploads]))
+def _weights(program: Program, order: Order, uploads: Sequence[Contribution]) -> list[Tensor]:
+    """The weight of each upload, where the server sees them."""
+    weighting, part = program.pooling.weighting, program.prediction.part
+    if weighting.compare is not None:
+        return list(weighting.compare([u.parts[part] for u in uploads])) if uploads else []
+    assert weighting.weigh is not None
+    return [weighting.weigh(u.parts[part], order.broadcast[part], u.n) for u in uploads]
 
-    def term(u: Contribution, weight: Tensor | None) -> Terms:
+
+def _terms_of(
+    program: Program, order: Order, uploads: Sequence[Contribution], weights: Sequence[Tensor]
+) -> Terms | None:
+    """The sum of the uploads' terms, of those parts that are sums."""
+
+    def term(u: Contribution, weight: Tensor) -> Terms:
         info = Info(order.broadcast, order.options, torch.tensor(order.round), u.n, ())  # type: ignore[arg-type]
         return contribute(program, Upload(u.parts, {}, {}), info, weight)[0]
 
-    return add_terms(program, map(term, uploads, weights))
+    return add_terms(program, map(term, uploads, weights)) if uploads else None
 
 
 def gathered(program: Program, pooled: Parts, uploads: Sequence[Contribution]) -> Parts:
@@ -296,17 +228,17 @@ def gathered(program: Program, pooled: Parts, uploads: Sequence[Contribution]) -
 
     Normals with a covariance become one, about the pooled mean, with the mean of their covariances by size.
     """
-    if isinstance(uploads[0].parts[program.main], LowRank):
+    if isinstance(uploads[0].parts[program.prediction.part], LowRank):
         sizes = torch.stack([u.n for u in uploads]).double()
-        low = [q for u in uploads if isinstance(q := u.parts[program.main], LowRank)]
-        return {MEMBERS + program.main: mean_covariance(pooled[program.main].mean, low, sizes)}
+        low = [q for u in uploads if isinstance(q := u.parts[program.prediction.part], LowRank)]
+        return {MEMBERS + program.prediction.part: mean_covariance(pooled[program.prediction.part].mean, low, sizes)}
     kept: Parts = {
         MEMBERS + part: Draws(torch.stack([u.parts[part].mean for u in uploads]), program.initial[part].layout)
-        for part in program.rules
+        for part in program.pooling.rules
         if program.initial[part].mean.is_floating_point()  # counters are no one's own
     }
-    if program.noise in BY_MEMBERS:  # which is judged on the rows of those who sent them
-        kept[WHO] = Point(torch.tensor([u.client for u in uploads], device=pooled[program.main].mean.device))
+    if program.prediction.noise in BY_MEMBERS:  # which is judged on the rows of those who sent them
+        kept[WHO] = Point(torch.tensor([u.client for u in uploads], device=pooled[program.prediction.part].mean.device))
     return kept
 
 
@@ -317,23 +249,12 @@ def beside(part: str) -> bool:
 
 def predicting(program: Program, parts: Parts) -> Parts:
     """The parts that predict: the kept uploads instead of the pooled posterior where the program says so."""
-    own = program.predictor({part: q for part, q in parts.items() if not beside(part) or part == NOISE_PART})
-    if program.noise == "none" and program.model.likelihood.kind == "real":
+    own = program.prediction.parts({part: q for part, q in parts.items() if not beside(part) or part == NOISE_PART})
+    if program.prediction.noise == "none" and program.model.likelihood.kind == "real":
         own[NOISE_PART] = Point(torch.tensor([0.0, 1.0]))
-    if not program.members:
+    if not program.prediction.members:
         return own
     return own | {part.removeprefix(MEMBERS): q for part, q in parts.items() if part.startswith(MEMBERS)}
-
-
-def _server_step(program: Program, state: FederationState, pooled: Posterior) -> tuple[Posterior, Any]:
-    """Reddi et al. (2021): the pooled mean's move is the gradient of the server's optimiser; scales are pooled."""
-    assert program.server_optimiser is not None
-    optimiser, lr = program.server_optimiser
-    old = state.broadcast[program.main].mean
-    moved, stepped = optimiser.update(state.optimiser, {"mean": old}, {"mean": old - pooled.mean}, old.new_tensor(lr))
-    if isinstance(pooled, Gaussian):
-        return Gaussian(stepped["mean"], pooled.scale, pooled.layout), moved
-    return Point(stepped["mean"], pooled.layout), moved
 
 
 def cohort_size(cohort: int | float | None, clients: int) -> int:
@@ -354,7 +275,7 @@ def cohort_size(cohort: int | float | None, clients: int) -> int:
 
 def check_rules(program: Program) -> None:
     """Refuse rules that can't take what the clients upload, before any training."""
-    for part, rule in program.rules.items():
+    for part, rule in program.pooling.rules.items():
         q = program.initial[part]
         if not is_static(part) and not isinstance(q, rule.takes):
             fitting = [name for name, r in RULES.items() if isinstance(q, r.takes)]

@@ -36,9 +36,13 @@ class Rule(NamedTuple):
     takes: tuple[type, ...] = (Gaussian,)
     maxima: tuple[str, ...] = ()
     needs_reference: bool = False  # whether the answer depends on the reference, not only its rounding
+    change: bool = False  # whether terms are changes from the reference, so that those of several references add
     narrows: bool = False  # whether several copies of one posterior pool to a narrower one
     weighted: bool = True  # whether the answer depends on the clients' weights
     report: Callable[[Statistics, Posterior], dict[str, float]] = lambda total, reference: {}
+    # Or no sum at all: from all posteriors, their weights [K] and the reference (a median, say). Costs memory
+    # O(clients * weights); `encode` and `decode` are not used then.
+    combine: Callable[[Sequence[Posterior], Tensor, Posterior], Posterior] | None = None
 
     def add(self, a: Statistics, b: Statistics) -> Statistics:
         """The statistics of two groups of clients as those of their union."""
@@ -63,6 +67,19 @@ class Rule(NamedTuple):
                 torch.maximum(total[key], t, out=total[key])
             else:
                 total[key].add_(t)
+
+
+def combining(
+    combine: Callable[[Sequence[Posterior], Tensor, Posterior], Posterior],
+    about: str,
+    takes: tuple[type, ...] = (Gaussian,),
+) -> Rule:
+    """A rule that is no sum: `combine(posteriors, weights [K], reference)` sees every upload, as a median does."""
+
+    def decode(total: Statistics, reference: Posterior) -> Posterior:
+        raise TypeError("this rule combines all posteriors; there is no sum to decode")
+
+    return Rule(lambda q, weight, reference: {}, decode, about, takes, combine=combine)
 
 
 def unit_scale(reference: Posterior) -> Tensor:
@@ -223,7 +240,9 @@ largest = Rule(
 )
 
 RULES: dict[str, Rule] = {
-    "fedavg": Rule(moments("mean"), _point, "weighted mean of points (McMahan et al., 2017)", takes=(Point,)),
+    "fedavg": Rule(
+        moments("mean"), _point, "weighted mean of points (McMahan et al., 2017)", takes=(Point,), change=True
+    ),
     "fedag": linear_pool._replace(about="the linear pool of points: normal with the clients' spread (FedAG)"),
     "nwa": Rule(moments("mean", "variance"), _nwa, "weighted means of mean and variance"),
     "ws": Rule(moments("mean", "variance2"), _ws, "the weighted sum of independent normals", narrows=True),
@@ -302,6 +321,8 @@ def pool(
         )
     if reference is None:
         reference = _middle(posteriors)
+    if rule.combine is not None:
+        return rule.combine(posteriors, w, reference)
     total: Statistics | None = None
     for q, wk in zip(posteriors, w):
         total = added(rule, total, rule.encode(q, wk, reference))

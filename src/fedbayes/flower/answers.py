@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.federation.round import LONE_NOISE, MEMBERS, NOISE_PART, FederationState, Program
+from fedbayes.federation.program import LONE_NOISE, MEMBERS, NOISE_PART, FederationState, Program
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.node import EVALUATE, QUERY, REFINE, SECURE, TRAIN, Node
 from fedbayes.flower.wire import Coding, Letter, Refused, check_head, read, write
@@ -38,7 +38,7 @@ def train(node: Node, letter: Letter, kept: Kept) -> Letter:
     """A client's round: from the broadcast and what was kept to an upload."""
     head = letter.head
     upload, info, broadcast, own, lost = node.trained(letter, kept)
-    shared = {part: upload.parts[part] for part in node.task.program.rules}
+    shared = {part: upload.parts[part] for part in node.task.program.pooling.rules}
     arrays = write(shared, Coding(head["dtype"], head["delta"]), broadcast)
     kept.put(head["round"], upload.own, head["counted"], own)
     metrics = {f"metric.{name}": float(value) for name, value in upload.metrics.items()}
@@ -79,12 +79,12 @@ def predicting_like(program: Program, members: int, noise: int) -> Parts:
     """Parts shaped as those that predict: the broadcast, an ensemble of so many members, so many noise figures."""
     like: Parts = dict(program.initial)
     if members:
-        for part in program.rules:
+        for part in program.pooling.rules:
             q = program.initial[part]
             if q.mean.is_floating_point():
                 like[MEMBERS + part] = Draws(q.mean.new_zeros(members, q.mean.shape[-1]), q.layout)
     if noise:
-        like[NOISE_PART] = Point(program.initial[program.main].mean.new_zeros(noise))
+        like[NOISE_PART] = Point(program.initial[program.prediction.part].mean.new_zeros(noise))
     return like
 
 

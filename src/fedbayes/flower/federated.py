@@ -11,7 +11,7 @@ from pathlib import Path
 from fedbayes.errors import InputError
 from fedbayes.experiments.build import FLOWER
 from fedbayes.experiments.experiment import Experiment
-from fedbayes.federation.round import BY_MEMBERS, Program
+from fedbayes.federation.program import BY_MEMBERS, Program
 from fedbayes.flower.post import Post
 from fedbayes.flower.remote import Remote
 from fedbayes.flower.roll import Roll
@@ -43,7 +43,7 @@ def check_sums(method: str, program: Program) -> None:
             f"flower: {method} needs every client's posterior at the server, which a secure sum hides; "
             "set secure = false, or use a method whose uploads only add"
         )
-    own = [part for part, rule in program.rules.items() if not rule.adds]
+    own = [part for part, rule in program.pooling.rules.items() if not rule.adds]
     if own:
         raise InputError(
             f"flower: a secure sum can only add, part {own[0]!r} is combined by a rule with an `add` of its own; "
@@ -58,9 +58,9 @@ def federated(post: Post) -> Carrier:
 
     def bind(experiment: Experiment, task: Task, folder: Path) -> Task:
         settings = settings_of(experiment.flower, task.cohort)
-        if task.program.noise in BY_MEMBERS and not int(task.clients.sizes.max()):
+        if task.program.prediction.noise in BY_MEMBERS and not int(task.clients.sizes.max()):
             raise InputError('noise: the server has no rows to judge it by; set noise = "likelihood" or "none"')
-        if task.program.gather is not None:
+        if task.program.personal.gather is not None:
             raise InputError('laplace: on Flower posteriors travel with the rounds; set laplace = "every"')
         if task.restate is not None:
             raise InputError("norm_passes: on Flower a round is one exchange; set it to 0")
@@ -86,7 +86,7 @@ def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], N
     if asks is None:
         asks = not len(task.clients.data.test_x)
     for made, record in rounds(task, progress, own, after):
-        if asks and task.program.whole and "test" in record:
+        if asks and task.program.prediction.whole and "test" in record:
             started = time.perf_counter()
             scores = engine.scores(made.state.broadcast, made.state.round)
             record["test_clients" if record["test"] else "test"] = scores

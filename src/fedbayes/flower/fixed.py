@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.federation.round import Program, Terms
+from fedbayes.federation.program import Program, Terms
 from fedbayes.flower.wire import Refused
 
 RANGE = 2.0**24  # the largest statistic that a client may add, in units of the reference and of a typical weight
@@ -23,7 +23,7 @@ def levels(clients: int) -> float:
 
 def split(program: Program, terms: Terms) -> tuple[Terms, Terms]:
     """What adds, and what takes the largest; a maximum can't be hidden in a sum and travels in the clear."""
-    maxima = {part: program.rules[part].maxima if part in program.rules else () for part in terms}
+    maxima = {part: program.pooling.rules[part].maxima if part in program.pooling.rules else () for part in terms}
     hidden = {p: {key: t for key, t in s.items() if key not in maxima[p]} for p, s in terms.items()}
     clear = {p: {key: t for key, t in s.items() if key in maxima[p]} for p, s in terms.items()}
     return {p: s for p, s in hidden.items() if s}, {p: s for p, s in clear.items() if s}

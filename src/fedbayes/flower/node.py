@@ -14,7 +14,8 @@ from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.errors import InputError
 from fedbayes.experiments.build import build, keeps_apart, side_of
 from fedbayes.experiments.experiment import Experiment, from_toml, to_toml
-from fedbayes.federation.round import Order, contribute
+from fedbayes.federation.program import Order
+from fedbayes.federation.round import contribute
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, head_of, layouts_of, read
 from fedbayes.posterior.values import Parts

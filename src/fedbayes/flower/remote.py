@@ -11,17 +11,8 @@ import torch
 from fedbayes.clients.client import Client, Own, Upload
 from fedbayes.engine.loop import Loop, OwnState
 from fedbayes.errors import InputError
-from fedbayes.federation.round import (
-    LONE_NOISE,
-    MEMBERS,
-    NOISE_PART,
-    WHO,
-    FederationState,
-    Order,
-    Outcome,
-    broadcast_of,
-    drawn,
-)
+from fedbayes.federation.program import LONE_NOISE, MEMBERS, NOISE_PART, WHO, FederationState, Order, Outcome
+from fedbayes.federation.round import broadcast_of, drawn
 from fedbayes.flower.node import EVALUATE, REFINE, TRAIN
 from fedbayes.flower.post import Answer, exchange
 from fedbayes.flower.roll import Roll
@@ -210,8 +201,8 @@ class Remote:
 
     def _read(self, client: int, answer: Answer, order: Order, sent: Parts) -> Reply:
         letter = self._opened(client, answer, round=order.round)
-        shared = {part: sent[part] for part in self.program.rules}
-        parts = read(letter.arrays, self.program.uploaded(shared), self.settings.coding, sent)
+        shared = {part: sent[part] for part in self.program.pooling.rules}
+        parts = read(letter.arrays, self.program.pooling.uploaded(shared), self.settings.coding, sent)
         rows, own, lost = (letter.head.get(key) for key in ("rows", "own", "lost"))
         if type(rows) is not int or rows < 1 or type(own) is not bool:
             raise Refused(f"rows must be a whole number of at least 1 and own true or false, not {rows!r} and {own!r}")

@@ -80,10 +80,10 @@ def masked(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
     _take_boxes(node, secret, dict(zip(head["sources"], head["boxes"])))
     trained = node.trained(letter, kept)
     upload, info = trained.upload, trained.info
-    assert program.weighting.weigh is not None
-    main = program.main
+    assert program.pooling.weighting.weigh is not None
+    main = program.prediction.part
     # Only ratios of weights matter to a rule: in units of a typical one their sums need few bits.
-    weight = program.weighting.weigh(upload.parts[main], info.broadcast[main], info.n) / head["weight_unit"]
+    weight = program.pooling.weighting.weigh(upload.parts[main], info.broadcast[main], info.n) / head["weight_unit"]
     terms, finite = contribute(program, upload, info, weight)
     if not bool(finite):
         raise Refused("its weight was not finite")

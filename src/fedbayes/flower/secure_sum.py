@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from fedbayes.clients.client import Info, Own, Upload
-from fedbayes.federation.round import Order, Outcome, Program, Terms, contribute
+from fedbayes.federation.program import Order, Outcome, Program, Terms
+from fedbayes.federation.round import contribute
 from fedbayes.federation.rules import added
 from fedbayes.flower import masks
 from fedbayes.flower.fixed import METRIC, dequantise, flat, split
@@ -154,7 +155,7 @@ class _Total:
         for name, a in clear.items():
             part, key = name.split("/")
             more = {key: torch.from_numpy(a.copy()).to(self.clear_like[name].dtype)}
-            self.clear[part] = added(self.program.rules[part], self.clear.get(part), more)
+            self.clear[part] = added(self.program.pooling.rules[part], self.clear.get(part), more)
         self.shapes = shapes
         self.vector = vector + self.vector if len(self.vector) else vector.copy()
         self.own[k] = {"counted": torch.tensor(self.secure.order.round)} if letter.head["own"] else {}
@@ -175,8 +176,8 @@ class _Total:
 
 def like(program: Program, order: Order) -> Terms:
     """The names and shapes of a client's statistics, from the broadcast in a client's place."""
-    mean = order.broadcast[program.main].mean
+    mean = order.broadcast[program.prediction.part].mean
     options = {name: torch.tensor(v, dtype=mean.dtype) for name, v in order.options.items()}
     one = torch.ones((), dtype=torch.float64)
     info = Info(order.broadcast, options, torch.tensor(order.round), torch.tensor(1), ())
-    return contribute(program, Upload(program.uploaded(order.broadcast), {}, {}), info, one)[0]
+    return contribute(program, Upload(program.pooling.uploaded(order.broadcast), {}, {}), info, one)[0]

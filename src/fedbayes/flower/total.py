@@ -8,7 +8,8 @@ import torch
 
 from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.engine.loop import LEFT_OUT
-from fedbayes.federation.round import Contribution, Order, Outcome, Program, Terms, add_terms, contribute
+from fedbayes.federation.program import Contribution, Order, Outcome, Program, Terms
+from fedbayes.federation.round import add_terms, contribute
 from fedbayes.flower.wire import Coding, read, write
 from fedbayes.posterior.values import Parts
 
@@ -70,7 +71,7 @@ class Total:
             self.metrics[name] = self.metrics.get(name, 0.0) + value
 
     def _info(self, reply: Reply) -> Info:
-        like = self.sent[self.program.main].mean
+        like = self.sent[self.program.prediction.part].mean
         options = {name: torch.tensor(v, dtype=like.dtype) for name, v in self.order.options.items()}
         return Info(self.sent, options, torch.tensor(self.order.round), torch.tensor(reply.rows), ())
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbayes.clients.soft import soft
 from fedbayes.federation.distil import FITS, Place, ensemble
-from fedbayes.federation.round import MEMBERS, Program
+from fedbayes.federation.program import MEMBERS, Program
 from fedbayes.federation.rules import Rule
 from fedbayes.methods.groups import optimiser_named
 from fedbayes.methods.method import Method, Setting
@@ -73,7 +73,7 @@ class Distilling(Method):
         def targets(parts: Parts, x: Tensor, place: Place) -> Tensor:
             return torch.stack([pseudo_labels(model, parts, x, self, place) for model in plain.values()], 1)
 
-        return program._replace(server_client=client, server_targets=targets)
+        return program._replace(server=program.server._replace(client=client, targets=targets))
 
 
 @record

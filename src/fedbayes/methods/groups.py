@@ -7,6 +7,8 @@ from typing import Any
 
 from fedbayes.clients.optimisers import OPTIMISERS, Optimiser
 from fedbayes.clients.schedules import WITHIN
+from fedbayes.federation.program import Stage
+from fedbayes.federation.stages import server_step
 from fedbayes.methods.method import Method
 from fedbayes.options import (
     at_least_one,
@@ -62,10 +64,11 @@ class ServerStep(Method):
     server_momentum: float = option("of sgd at the server", below_one, default=0.9, kind="server")
 
     @property
-    def server_optimiser(self) -> tuple[Optimiser, float] | None:
+    def server_stages(self) -> tuple[Stage, ...]:
+        """The server's step, where it takes one."""
         if self.server is None:
-            return None
-        return optimiser_named(self.server, self.server_momentum), self.server_lr
+            return ()
+        return (server_step(optimiser_named(self.server, self.server_momentum), self.server_lr),)
 
 
 @record

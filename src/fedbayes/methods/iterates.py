@@ -9,7 +9,7 @@ import torch
 
 from fedbayes.clients.posterior_averaging import posterior_averaging
 from fedbayes.clients.swag import LEAST, swag
-from fedbayes.federation.round import Program
+from fedbayes.federation.program import Program
 from fedbayes.federation.rules import RULES, rule_named
 from fedbayes.methods.groups import ServerStep
 from fedbayes.methods.method import Setting
@@ -43,7 +43,7 @@ class FedSWAG(ServerStep, PointAveraging):
 
     def compose(self, setting: Setting) -> Program:
         """Clients that run SWAG in the last rounds; their normals are pooled, and predict."""
-        program = self.averaged(setting, "fedavg")._replace(server_optimiser=self.server_optimiser)
+        program = self.averaged(setting, "fedavg")._replace(stages=self.server_stages)
         rank = self.rank if self.covariance == "low_rank" else 0
         first = program.initial["model"]
 
@@ -69,11 +69,13 @@ class FedSWAG(ServerStep, PointAveraging):
                 **program.initial,
                 "model": Gaussian(first.mean, torch.full_like(first.mean, LEAST), first.layout),
             },
-            rules={**program.rules, "model": rule_named(self.pooled)},
             options=scalars,
-            reference=points,
-            uploaded=uploaded,
-            members=rank > 0,
+            pooling=program.pooling._replace(
+                rules={**program.pooling.rules, "model": rule_named(self.pooled)},
+                reference=points,
+                uploaded=uploaded,
+            ),
+            prediction=program.prediction._replace(members=rank > 0),
         )
 
 

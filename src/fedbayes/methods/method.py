@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fedbayes.errors import InputError
-from fedbayes.federation.round import Program
+from fedbayes.federation.program import Program
 from fedbayes.model.model import Augment, Likelihood
 from fedbayes.options import check_names, check_values, options_of, record
 

@@ -10,7 +10,7 @@ from torch import nn
 from fedbayes.clients.bilevel import bilevel, own_model
 from fedbayes.clients.home import Split, keep_home, whole_model
 from fedbayes.errors import InputError
-from fedbayes.federation.round import Program
+from fedbayes.federation.program import Personal, Program
 from fedbayes.federation.rules import RULES, Rule
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting
 from fedbayes.methods.groups import Descent, PaperDraws, optimiser_named
@@ -108,7 +108,7 @@ class PFedBayes(Variational, PaperDraws):
             own = program.options(number)
             return {**own, "global_lr": lr * own["lr"] / self.lr}
 
-        return program._replace(client=client, personal=own_model(client, program.client), options=scalars)
+        return program._replace(client=client, personal=Personal(own_model(client, program.client)), options=scalars)
 
 
 def keeping_home(
@@ -124,16 +124,18 @@ def keeping_home(
     if shared:
         kept = tuple(n for n in names if not matches(n, kept))
     split = Split.of(layouts, kept)
-    if program.main not in split.shared:
+    if program.prediction.part not in split.shared:
         raise InputError(f"home: nothing would be left to share; keep fewer weights than {', '.join(kept[:4])}")
     client = keep_home(program.client, split, program.initial)
     return program._replace(
         client=client,
-        personal=whole_model(client, program.tuned.finish),
+        personal=Personal(whole_model(client, program.tuned.finish)),
         initial=split.cut(program.initial)[0],
-        rules={part: rule for part, rule in program.rules.items() if part in split.shared},
-        reference=_shared_only(program, split),
-        whole=False,
+        pooling=program.pooling._replace(
+            rules={part: rule for part, rule in program.pooling.rules.items() if part in split.shared},
+            reference=_shared_only(program, split),
+        ),
+        prediction=program.prediction._replace(whole=False),
     )
 
 
@@ -142,7 +144,7 @@ def _shared_only(program: Program, split: Split) -> Any:
     whole = split.cut(program.initial)[1]
 
     def reference(broadcast: Parts, options: Any) -> Parts:
-        return split.cut(program.reference(split.merge(broadcast, whole), options))[0]
+        return split.cut(program.pooling.reference(split.merge(broadcast, whole), options))[0]
 
     return reference
 

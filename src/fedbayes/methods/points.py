@@ -10,7 +10,8 @@ import torch
 from fedbayes.clients.client import Client
 from fedbayes.clients.point import point
 from fedbayes.errors import InputError
-from fedbayes.federation.round import NOISE, Program, check_rules, static_rules
+from fedbayes.federation.program import NOISE, Pooling, Prediction, Program, Server
+from fedbayes.federation.round import check_rules, static_rules
 from fedbayes.federation.rules import RULES, Rule, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import check_batch, check_dropout, in_schedule, is_linear, model_of
@@ -79,12 +80,13 @@ class PointAveraging(Refining, Statistics, PointTraining):
             model,
             self.client(setting, model, self.proximal, self.adversarial),
             {part: Point(v, model.layouts[part]) for part, v in model.initial().items()},
-            {part: rule_named(rule) for part in model.trainable} | static_rules(model),
-            weighting_named(self.weighting),
             self.by_round(),
-            dropout=self.mc_dropout,
-            test_draws=self.test_draws,
-            norm_passes=self.norm_passes,
+            Pooling(
+                {part: rule_named(rule) for part in model.trainable} | static_rules(model),
+                weighting_named(self.weighting),
+            ),
+            prediction=Prediction(draws=self.test_draws, dropout=self.mc_dropout),
+            server=Server(norm_passes=self.norm_passes),
         )
         check_rules(program)
         return program
@@ -98,7 +100,7 @@ class FedAvg(ServerStep, PointAveraging):
     rule: str | Rule = option("how points are pooled", one_of(RULES), default="fedavg", kind="server", importable=True)
 
     def compose(self, setting: Setting) -> Program:
-        return self.averaged(setting, self.rule)._replace(server_optimiser=self.server_optimiser)
+        return self.averaged(setting, self.rule)._replace(stages=self.server_stages)
 
 
 @record
@@ -148,13 +150,17 @@ class FedAG(PointTraining):
             model,
             self.client(setting, model),
             spread,
-            {part: rule_named("fedag") for part in model.trainable} | static_rules(model),
-            weighting_named(self.weighting),
             self.by_round(),
-            reference=points,
-            uploaded=points,
-            test_draws=self.test_draws,
-            members=self.predict == "bootstrap",
-            closed=self.predict == "closed",
-            noise=self.noise if setting.likelihood.kind == "real" else "likelihood",
+            Pooling(
+                {part: rule_named("fedag") for part in model.trainable} | static_rules(model),
+                weighting_named(self.weighting),
+                reference=points,
+                uploaded=points,
+            ),
+            prediction=Prediction(
+                draws=self.test_draws,
+                members=self.predict == "bootstrap",
+                closed=self.predict == "closed",
+                noise=self.noise if setting.likelihood.kind == "real" else "likelihood",
+            ),
         )

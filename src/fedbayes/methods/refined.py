@@ -11,7 +11,7 @@ from fedbayes.clients.laplace import CLASSIFIER, PRIORS, Laplace, standard, with
 from fedbayes.clients.refine import FLOW_PRIORS, Flow, grafted, refine
 from fedbayes.clients.trajectory import with_swag
 from fedbayes.errors import InputError
-from fedbayes.federation.round import Gather, Program
+from fedbayes.federation.program import Gather, Personal, Program
 from fedbayes.federation.rules import rule_named
 from fedbayes.methods.method import Method, Setting
 from fedbayes.model.classifier import HEAD, Group, group_of
@@ -95,8 +95,8 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
         return program
     received = tuned._replace(phases=())
     if asked.refine == "none":
-        return program._replace(personal=received, plain=plain)
-    if program.members or program.noise not in ("likelihood", "none"):
+        return program._replace(personal=Personal(received, plain=plain))
+    if program.prediction.members or program.prediction.noise not in ("likelihood", "none"):
         raise InputError(
             "refine: this method predicts by an ensemble of networks; there is no one classifier to refine"
         )
@@ -109,13 +109,12 @@ def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, m
     shared = sent.layout is not None and set(group.layout.names) <= set(sent.layout.names)
     scalars = {"flow_lr": asked.flow_lr, "prior_precision": asked.prior_precision, "walk_lr": asked.walk_lr}
     options = program.options
+    refining = refine(
+        inner, inner.finish, laplace, target=y[:1], rows=most, flow=flow if asked.refine == "flow" else None
+    )
     program = program._replace(
-        personal=refine(
-            inner, inner.finish, laplace, target=y[:1], rows=most, flow=flow if asked.refine == "flow" else None
-        ),
+        personal=Personal(refining, plain=plain, most=most),
         options=lambda number: {**options(number), **scalars},
-        plain=plain,
-        most=most,
     )
     pooled = isinstance(sent, Point) and shared
     if asked.flow_prior == "own" and not isinstance(sent, Point):
@@ -142,7 +141,7 @@ def _pooled(program: Program, laplace: Laplace, when: str, sending: Callable[[Cl
     group = laplace.group
     rule = rule_named("lp" if laplace.structure == "diag" else "moment_matching")
     first = standard(group, laplace.structure, program.initial[group.part].mean)
-    before = program.reference
+    before = program.pooling.reference
 
     def reference(broadcast: Parts, options: Mapping[str, float]) -> Parts:
         known = {part: q for part, q in broadcast.items() if part != CLASSIFIER}
@@ -150,13 +149,13 @@ def _pooled(program: Program, laplace: Laplace, when: str, sending: Callable[[Cl
 
     if when == "end":
         client = sending(program.client._replace(phases=()))
-        return program._replace(gather=Gather(client, {CLASSIFIER: rule}, {CLASSIFIER: first}, reference))
+        gather = Gather(client, {CLASSIFIER: rule}, {CLASSIFIER: first}, reference)
+        return program._replace(personal=program.personal._replace(gather=gather))
     return program._replace(
         client=sending(program.client),
         initial={**program.initial, CLASSIFIER: first},
-        rules={**program.rules, CLASSIFIER: rule},
-        reference=reference,
-        predictor=lambda parts: _predictor(group, parts, program.whole),
+        pooling=program.pooling._replace(rules={**program.pooling.rules, CLASSIFIER: rule}, reference=reference),
+        prediction=program.prediction._replace(parts=lambda parts: _predictor(group, parts, program.prediction.whole)),
     )
 
 

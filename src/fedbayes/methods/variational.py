@@ -10,7 +10,8 @@ import torch
 from fedbayes.clients.partitioned import FIRST, own_model, partitioned
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.errors import InputError
-from fedbayes.federation.round import Program, check_rules, static_rules
+from fedbayes.federation.program import Personal, Pooling, Prediction, Program, Server
+from fedbayes.federation.round import check_rules, static_rules
 from fedbayes.federation.rules import RULES, Rule, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import batch_like, check_batch, check_points, in_schedule, model_of
@@ -93,13 +94,11 @@ class Variational(Refining, Statistics, ServerStep, Schedule, Descent):
             model,
             in_schedule(client, self.lr_within),
             first,
-            {"model": rule_named(rule), **shared} | static_rules(model),
-            weighting_named(weighting),
             self.by_round(),
-            reference=reference,
-            test_draws=self.test_draws,
-            server_optimiser=self.server_optimiser,
-            norm_passes=self.norm_passes,
+            Pooling({"model": rule_named(rule), **shared} | static_rules(model), weighting_named(weighting), reference),
+            self.server_stages,
+            Prediction(draws=self.test_draws),
+            server=Server(norm_passes=self.norm_passes),
         )
         check_rules(program)
         return program
@@ -183,7 +182,7 @@ class PVI(Variational):
         client = partitioned(program.client)
         return program._replace(
             client=client,
-            personal=own_model(client, program.client),
+            personal=Personal(own_model(client, program.client)),
             initial={**program.initial, "model": prior},
             options=lambda number: {**program.options(number), "cohort": float(setting.cohort)},
             constants={**program.constants, FIRST: first},

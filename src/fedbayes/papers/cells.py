@@ -167,7 +167,7 @@ def cell_of(cell: Cell, experiment: Experiment, run: Run) -> dict[str, Any]:
         "experiment": {k: v for k, v in table_of(experiment).items() if k not in WHERE},
         "rounds": run.progress.state.round,
         "seed": experiment.seed,
-        "test_draws": run.task.program.test_draws,
+        "test_draws": run.task.program.prediction.draws,
         "test": tested[-1]["test"] if tested else {},
         "personal": personal[-1] if personal else {},
         "oracle_best": _best(tested),

@@ -108,6 +108,12 @@ def train(tasks: Sequence[Task], after: Callable[[int, list[Parts]], None] = lam
     return parts
 
 
+def predicting_by(task: Task, **changes: Any) -> Task:
+    """The task with another way to predict; what trained is what it was."""
+    prediction = task.program.prediction._replace(**changes)
+    return replace(task, program=task.program._replace(prediction=prediction))
+
+
 def predictions(tasks: Sequence[Task], parts: Sequence[Parts]) -> list[Predictive]:
     return [
         predict_with(task, predicting(task.program, own), task.clients.data.test_x) for task, own in zip(tasks, parts)
@@ -124,9 +130,9 @@ def fedag_network(data: Sequence[Dataset], name: str, device: str = "cpu") -> di
     parts = train(tasks)
     made = {"FedAG network": _scored(tasks, parts)}
     for row, kind in (("FedAG no noise", "none"), ("FedAG calibrated", "calibrated")):
-        others = [replace(task, program=task.program._replace(noise=kind)) for task in tasks]
+        others = [predicting_by(task, noise=kind) for task in tasks]
         made[row] = _scored(others, [with_noise(t, own) for t, own in zip(others, parts)])
-    drawn = [replace(task, program=task.program._replace(members=False)) for task in tasks]
+    drawn = [predicting_by(task, members=False) for task in tasks]
     made["FedAG Monte Carlo"] = _scored(drawn, [with_noise(t, own) for t, own in zip(drawn, parts)])
     return made
 
@@ -135,7 +141,7 @@ def fedag_linear(data: Sequence[Dataset], name: str, device: str = "cpu") -> dic
     """FedAG with a linear model, one round: by the closed form, and by the clients' models."""
     tasks = federations(data, fedag(predict="closed", lr=0.03), hidden=0, rounds=1, device=device)
     parts = train(tasks)
-    members = [replace(task, program=task.program._replace(closed=False, members=True)) for task in tasks]
+    members = [predicting_by(task, closed=False, members=True) for task in tasks]
     judged = [with_noise(task, own) for task, own in zip(members, parts)]
     return {"FedAG linear": _scored(tasks, parts), "FedAG linear bootstrap": _scored(members, judged)}
 

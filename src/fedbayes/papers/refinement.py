@@ -95,9 +95,10 @@ def confidence(run: Run, x: Tensor, scales: Iterable[float]) -> Tensor:
     """Mean largest probability of stored inputs, as the network sees them, times each scale (Theorem 2)."""
     task, far = run.task, ood.as_seen(run).task.program.model
     inputs = task.program.model.inputs(x.to(task.device))
-    draws, seed = task.program.test_draws, task.seed
+    draws, seed = task.program.prediction.draws, task.seed
     found = [
-        predictive(far, run.parts, s * inputs, draws=draws, seed=seed, dropout=task.program.dropout) for s in scales
+        predictive(far, run.parts, s * inputs, draws=draws, seed=seed, dropout=task.program.prediction.dropout)
+        for s in scales
     ]
     return torch.stack([p.probs.amax(-1).mean() for p in found]).cpu()
 

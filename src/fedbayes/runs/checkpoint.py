@@ -10,7 +10,9 @@ import torch
 
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, from_toml, table_of, to_toml
-from fedbayes.federation.round import FederationState, beside
+from fedbayes.federation.program import FederationState
+from fedbayes.federation.round import beside
+from fedbayes.federation.stages import SERVER_STEP
 from fedbayes.posterior.values import Parts
 from fedbayes.runs import sealed
 from fedbayes.runs.own import Index
@@ -55,7 +57,7 @@ def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, 
                 "rows": task.clients.train.digest,
                 "round": progress.state.round,
                 "broadcast": progress.state.broadcast,
-                "optimiser": progress.state.optimiser,
+                "stages": dict(progress.state.stages),
                 "best": None if best is None else best._asdict(),
                 "stopped": progress.stopped,
                 "own": own,
@@ -86,15 +88,16 @@ def read(path: Path, experiment: Experiment, task: Task, *, rows: str | None = N
             f"checkpoint {path} holds round {row['round']}, not the round of its name; put it back from a copy, "
             "or delete it to go on from the one before"
         )
-    if rows is not None and row.get("rows", rows) != rows:
-        raise InputError(f"checkpoint {path} was trained on other rows of the clients; put it back from a copy")
     then = from_toml(row["config"], str(path))
     _check_config(path, experiment, then)
+    if rows is not None and row.get("rows", rows) != rows:
+        raise InputError(f"checkpoint {path} was trained on other rows of the clients; put it back from a copy")
     best = None if row["best"] is None else Best(**row["best"])
     for parts in (row["broadcast"], *([] if best is None else [best.broadcast])):
         sent = {part: q for part, q in parts.items() if not beside(part)}
         _check_layouts(path, sent, task.program.initial)
-    state = FederationState(row["round"], row["broadcast"], row["optimiser"])
+    stages = row["stages"] if "stages" in row else {SERVER_STEP: row["optimiser"]}  # a file of version 0.1 has one
+    state = FederationState(row["round"], row["broadcast"], {s.name: stages[s.name] for s in task.program.stages})
     same = all(getattr(then, name) == getattr(experiment, name) for name in AT_ONCE)
     return Checkpoint(Progress(state, best, row["stopped"]), Index(row["own"]), row.get("widths", {}) if same else {})
 

@@ -46,7 +46,7 @@ def predictions(run: Run) -> tuple[Any, Tensor, list[Tensor]]:
     The whole test set; without a global model each client's own rows, as its personal model sees them.
     """
     clients = run.task.clients
-    if run.task.program.whole:
+    if run.task.program.prediction.whole:
         at = torch.arange(len(clients.data.test_x))
         p = predict_with(run.task, run.parts, clients.data.test_x) if len(at) else None
         return p, at, [clients.test_rows(k) for k in range(len(clients))]

@@ -26,7 +26,9 @@ def three(runs: Mapping[str, Run], main: str) -> dict[str, Any] | None:
     uncertainty.
     """
     data = runs[main].task.clients.data
-    runs = {method: run for method, run in runs.items() if run.task.program.whole}  # personal models see only their own
+    runs = {
+        method: run for method, run in runs.items() if run.task.program.prediction.whole
+    }  # personal models see only their own
     if main not in runs:
         return None
     if data.kind != "classes" or len(data.test_x) < 2 or thumbnails(data, data.test_x[:1]) is None:

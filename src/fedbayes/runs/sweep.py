@@ -147,7 +147,7 @@ def closed_over(task: Task) -> str:
 
 def can_join(task: Task) -> bool:
     """Whether a task may be trained with others as one program."""
-    return isinstance(task.engine, Stacked) and task.program.server_client is None
+    return isinstance(task.engine, Stacked) and task.program.server.client is None
 
 
 def _together(

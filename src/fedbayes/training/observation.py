@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedbayes.federation.round import BY_MEMBERS, LONE_NOISE, MEMBERS, NOISE_PART, Program
+from fedbayes.federation.program import BY_MEMBERS, LONE_NOISE, MEMBERS, NOISE_PART, Program
 from fedbayes.model.model import is_static
 from fedbayes.model.predictive import predictive
 from fedbayes.posterior.values import Draws, Gaussian, Parts, Point
@@ -26,16 +26,17 @@ def with_noise(program: Program, parts: Parts, rows: Sequence[tuple[Tensor, Tens
     Beside it the noise of one network by itself, as a personal model is one: (y - mean)^2 + spread is the mean of the
     judges' squared residuals, each taken alone.
     """
-    if program.noise not in BY_MEMBERS:
+    if program.prediction.noise not in BY_MEMBERS:
         return parts
     y = torch.cat([y for _, y in rows])
     mean, spread = _judged(program, parts, rows)
-    noise = {NOISE_PART: observation_noise(program.noise, mean, spread, y)}
-    if not program.members:
-        mean, spread = _judged(program._replace(members=True, closed=False), parts, rows)
+    noise = {NOISE_PART: observation_noise(program.prediction.noise, mean, spread, y)}
+    if not program.prediction.members:
+        each = program.prediction._replace(members=True, closed=False)
+        mean, spread = _judged(program._replace(prediction=each), parts, rows)
     alone = ((y.double() - mean).square() + spread).mean(0).clamp(min=SMALLEST)
     noise[LONE_NOISE] = torch.stack([alone, torch.ones_like(alone)])
-    return parts | {part: Point(t.flatten().to(parts[program.main].mean)) for part, t in noise.items()}
+    return parts | {part: Point(t.flatten().to(parts[program.prediction.part].mean)) for part, t in noise.items()}
 
 
 def _judged(program: Program, parts: Parts, rows: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -44,9 +45,9 @@ def _judged(program: Program, parts: Parts, rows: Sequence[tuple[Tensor, Tensor]
     said = []
     for k, (x, _) in enumerate(rows):
         others = [j for j in range(len(rows)) if j != k] or [k]
-        panel = {"own": [k], "train": list(range(len(rows)))}.get(program.noise, others)
+        panel = {"own": [k], "train": list(range(len(rows)))}.get(program.prediction.noise, others)
         q = _of_members(program, parts, panel)
-        said.append(predictive(model, q, x, draws=program.test_draws, closed=program.closed))
+        said.append(predictive(model, q, x, draws=program.prediction.draws, closed=program.prediction.closed))
     return torch.cat([p.mean for p in said]).double(), torch.cat([p.epistemic for p in said]).double()
 
 
@@ -54,7 +55,7 @@ def _of_members(program: Program, parts: Parts, panel: list[int]) -> Parts:
     """What would predict if only these members had been there."""
     kept = {part: parts[MEMBERS + part] for part in program.model.layouts if MEMBERS + part in parts}
     some = {part: Draws(q.values[panel], q.layout) for part, q in kept.items() if isinstance(q, Draws)}
-    if program.members or program.closed:
+    if program.prediction.members or program.prediction.closed:
         return {**parts, **some}
     drawn = {part: q for part, q in some.items() if not is_static(part)}
     moments = {part: q.moments() for part, q in drawn.items()}

@@ -13,7 +13,8 @@ from fedbayes.clients.client import Own
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.stacked import Stacked, train_all
 from fedbayes.errors import InputError
-from fedbayes.federation.round import LONE_NOISE, NOISE_PART, FederationState, Order, add_terms, broadcast_of
+from fedbayes.federation.program import LONE_NOISE, NOISE_PART, FederationState, Order
+from fedbayes.federation.round import add_terms, broadcast_of
 from fedbayes.methods.refined import Refinement, refined_program
 from fedbayes.model.predictive import Predictive, predictive
 from fedbayes.posterior.values import Parts
@@ -85,8 +86,8 @@ def gather(federation: Federation) -> Federation:
             total = terms if total is None else add_terms(program, [total, terms])
     if total is None:
         raise InputError("refine: no client could send a finite posterior (did training diverge? try a smaller lr)")
-    reference = program.reference(federation.order(()).broadcast, program.options(federation.state.round))
-    pooled = {part: rule.decode(total[part], reference[part]) for part, rule in program.rules.items()}
+    reference = program.pooling.reference(federation.order(()).broadcast, program.options(federation.state.round))
+    pooled = {part: rule.decode(total[part], reference[part]) for part, rule in program.pooling.rules.items()}
     return federation._replace(gathered=pooled)
 
 
@@ -112,9 +113,9 @@ def predicted(task: Task, parts: Parts, rows: Tensor) -> Predictive:
         program.model,
         parts,
         task.clients.data.test_x[rows].to(task.device),
-        draws=program.test_draws,
+        draws=program.prediction.draws,
         seed=task.seed,
-        dropout=program.dropout,
+        dropout=program.prediction.dropout,
     )
 
 
@@ -178,5 +179,5 @@ def refined_task(task: Task, **options: Any) -> Task:
         raise InputError('laplace: after training, posteriors are fitted at the end; set laplace = "end"')
     data = task.clients.data
     x, y = data.x[:1].to(task.device), data.y[:1].to(task.device)
-    program = task.program.plain or task.program
+    program = task.program.personal.plain or task.program
     return with_program(task, refined_program(program, asked, x, y, int(task.clients.sizes.max())))

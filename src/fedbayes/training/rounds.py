@@ -15,7 +15,8 @@ from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.engine.stacked import train_all
 from fedbayes.errors import Diverged
-from fedbayes.federation.round import FederationState, Order, Outcome, broadcast_of, close_round
+from fedbayes.federation.program import FederationState, Order, Outcome
+from fedbayes.federation.round import broadcast_of, close_round
 from fedbayes.methods import Method
 from fedbayes.model.model import Likelihood
 from fedbayes.posterior.values import Parts, Posterior, flatten_parts
@@ -87,8 +88,8 @@ def close(
     state, report = close_round(task.program, progress.state, order, outcome)
     if task.server is not None:
         state = at_server(task.program, task.server, state, order.options, outcome)
-    elif task.program.server_client is not None:
-        upload = task.engine.server(task.program.server_client, state, order.options)
+    elif task.program.server.client is not None:
+        upload = task.engine.server(task.program.server.client, state, order.options)
         state = state._replace(broadcast={**state.broadcast, **upload.parts})
     own.put(order.round, outcome.own)
     if task.restate is not None and outcome.counted:
@@ -100,7 +101,7 @@ def close(
     if progress.pretrained:
         record["pretrained"] = dict(progress.pretrained)
     progress = progress._replace(state=state, pretrained={})
-    if due and task.program.whole:
+    if due and task.program.prediction.whole:
         record["test"] = evaluate(task, state.broadcast)
         progress = _validate(task, progress, record)
     return progress, record
@@ -113,7 +114,7 @@ def _restated(task: Task, state: FederationState, order: Order, own: OwnStore) -
     asked = order._replace(broadcast=pooled, options=program.options(order.round))
     outcome = task.restate.train(asked, own.get)
     closed = close_round(program, state, asked, outcome)[0].broadcast
-    return state._replace(broadcast={**state.broadcast, **{part: closed[part] for part in program.rules}})
+    return state._replace(broadcast={**state.broadcast, **{part: closed[part] for part in program.pooling.rules}})
 
 
 def _due(task: Task, number: int, every: int) -> bool:
@@ -126,7 +127,7 @@ def _make_personal(
     """Evaluate personal models where they are due; without a global model they are all that is tested."""
     asked = []
     for m, (task, at) in enumerate(zip(tasks, progress)):
-        instead = not task.program.whole and _due(task, at.state.round, task.evaluate_every)
+        instead = not task.program.prediction.whole and _due(task, at.state.round, task.evaluate_every)
         if instead or _due(task, at.state.round, task.personal_every):
             asked.append(m)
     # Federations of one sweep are evaluated together where they are at the same round.
@@ -135,7 +136,7 @@ def _make_personal(
         homes = [Federation(tasks[m], progress[m].state, owns[m].get) for m in group]
         for m, scores in zip(group, personal_scores(homes)):
             records[m]["personal"] = scores
-            if not tasks[m].program.whole:
+            if not tasks[m].program.prediction.whole:
                 records[m]["test"] = {name: v for name, v in scores.items() if not name.startswith("clients")}
             if notes := tasks[m].take_notes():
                 records[m]["notes"] = [*records[m].get("notes", ()), *notes]
@@ -163,11 +164,11 @@ def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
 
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
     names = task.clients.names
-    down = {part: order.broadcast[part] for part in task.program.rules}
-    up, again = message_bytes(task.program.uploaded(down)), 0
+    down = {part: order.broadcast[part] for part in task.program.pooling.rules}
+    up, again = message_bytes(task.program.pooling.uploaded(down)), 0
     if task.restate is not None and outcome.counted:  # the pooled network once more, and its statistics back
         again = message_bytes(down) * len(order.cohort)
-        up += message_bytes({part: down[part] for part in task.restate.program.rules})
+        up += message_bytes({part: down[part] for part in task.restate.program.pooling.rules})
     return {
         "round": order.round + 1,
         "cohort": len(order.cohort),

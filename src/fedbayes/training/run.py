@@ -13,7 +13,8 @@ from torch import Tensor
 from fedbayes.clients.client import Own
 from fedbayes.engine.choice import tensor_cores
 from fedbayes.errors import InputError, unknown
-from fedbayes.federation.round import BY_MEMBERS, MEMBERS, NOISE_PART, WHO, predicting
+from fedbayes.federation.program import BY_MEMBERS, MEMBERS, NOISE_PART, WHO
+from fedbayes.federation.round import predicting
 from fedbayes.model.predictive import Predictive, directly, predictive
 from fedbayes.posterior.values import Parts, Posterior
 from fedbayes.scores import SUMS
@@ -72,11 +73,11 @@ class Run:
     @property
     def posterior(self) -> Posterior:
         """The posterior over the network's weights; under FedAG the normal, also where the uploads predict."""
-        return self._final[self.task.program.main]
+        return self._final[self.task.program.prediction.part]
 
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were."""
-        if not self.task.program.whole:
+        if not self.task.program.prediction.whole:
             raise InputError("this method has no global model, only personal ones: use run.personal(client).predict(x)")
         with tensor_cores("float32"):
             return predict_with(self.task, self.parts, self._stored(x), draws=draws)
@@ -99,7 +100,7 @@ class Run:
 
     def scores(self, *, draws: int | None = None) -> dict[str, float]:
         """Scores on the whole test set; of the personal models where there is no global one."""
-        if not self.task.program.whole:
+        if not self.task.program.prediction.whole:
             return self.personal_scores()
         scores = evaluate(self.task, self._final, draws=draws)
         return scores or self._no_test_rows()
@@ -127,7 +128,7 @@ class Run:
 
     def __repr__(self) -> str:
         task, clients = self.task, self.task.clients
-        weights = task.program.initial[task.program.main].mean.shape[-1]
+        weights = task.program.initial[task.program.prediction.part].mean.shape[-1]
         parts = [f"{task.method}: {len(clients)} clients of {clients.data.name}, {weights:,} weights"]
         parts.append(f"{len(self.journal)} of {task.rounds} rounds")
         tested = [record for record in self.journal if record.get("test")]
@@ -167,14 +168,15 @@ class Personal:
     def as_run(self) -> Run:
         """A run that predicts by this model, for all that takes runs: OOD scores, calibration."""
         task = self.run.task
-        program = task.program._replace(whole=True, predictor=lambda parts: parts, members=False)
+        prediction = task.program.prediction._replace(whole=True, parts=lambda parts: parts, members=False)
+        program = task.program._replace(prediction=prediction)
         state = self.run.progress.state._replace(broadcast=self.parts)
         return Run(replace(task, program=program), self.run.progress._replace(state=state, best=None), [])
 
 
 def observed(task: Task, parts: Parts) -> Parts:
     """The parts with the observation noise that their members have, where it is needed and not yet known."""
-    if task.program.noise not in BY_MEMBERS or NOISE_PART in parts:
+    if task.program.prediction.noise not in BY_MEMBERS or NOISE_PART in parts:
         return parts
     if not any(part.startswith(MEMBERS) for part in parts):  # nobody has answered so far
         return parts
@@ -211,14 +213,14 @@ def predict_with(
 ) -> Predictive:
     """What the parts say of x. `which` is a name for x where it is asked about again and again: a graph pays then."""
     program = task.program
-    draws = program.test_draws if draws is None else draws
+    draws = program.prediction.draws if draws is None else draws
     return predictive(
         program.model,
         parts,
         x.to(task.device),
         draws=draws,
         seed=task.seed,
-        dropout=program.dropout,
-        closed=program.closed,
+        dropout=program.prediction.dropout,
+        closed=program.prediction.closed,
         carry=directly if which is None else partial(task.engine.carry, (which, draws, task.seed)),
     )

@@ -11,27 +11,23 @@ from torch import Tensor
 from fedbayes.data import Clients
 from fedbayes.engine.loop import Store
 from fedbayes.errors import InputError
-from fedbayes.federation.round import (
-    SERVER,
-    Contribution,
-    FederationState,
-    Order,
-    Outcome,
-    Program,
-    broadcast_of,
-    gathered,
-)
+from fedbayes.federation.program import SERVER, Contribution, FederationState, Order, Outcome, Program
+from fedbayes.federation.round import broadcast_of, gathered
 
 
 def server_engine(program: Program, engine: Any, clients: Clients, server_data: Any, seed: int) -> Any:
     """The engine that trains at the server on its unlabelled inputs, checked; its targets are filled in each round."""
-    assert program.server_targets is not None
-    assert program.server_client is not None
-    x = unlabelled(clients, server_data, program.server_client.phases[0].batch).to(engine.store.x.device)
+    assert program.server.targets is not None
+    assert program.server.client is not None
+    x = unlabelled(clients, server_data, program.server.client.phases[0].batch).to(engine.store.x.device)
     one = Contribution(0, program.initial, torch.ones((), device=x.device))
-    shape = program.server_targets(known_to(program, program.initial, [one, one]), x[:2], (seed, "shape")).shape[1:]
-    targets = torch.zeros(len(x), *shape, dtype=program.initial[program.main].mean.dtype, device=x.device)
-    alone = program._replace(client=program.server_client, rules={}, members=True)
+    shape = program.server.targets(known_to(program, program.initial, [one, one]), x[:2], (seed, "shape")).shape[1:]
+    targets = torch.zeros(len(x), *shape, dtype=program.initial[program.prediction.part].mean.dtype, device=x.device)
+    alone = program._replace(
+        client=program.server.client,
+        pooling=program.pooling._replace(rules={}, channel=()),
+        prediction=program.prediction._replace(members=True),
+    )
     rows = torch.arange(len(x))
     return engine.beside(alone, seed, Store(x, targets, lambda k: rows, rows), often=True)
 
@@ -82,10 +78,10 @@ def at_server(
     """
     if not outcome.uploads:
         return state
-    assert program.server_targets is not None
+    assert program.server.targets is not None
     known = known_to(program, state.broadcast, outcome.uploads)
     # In place: a captured graph reads this very tensor.
-    engine.store.y.copy_(program.server_targets(known, engine.store.x, (engine.seed, state.round, SERVER)))
+    engine.store.y.copy_(program.server.targets(known, engine.store.x, (engine.seed, state.round, SERVER)))
     order = Order(state.round, (SERVER,), (), broadcast_of(program, state), options)
     made = engine.train(order, lambda k: None)
     if not made.uploads:

@@ -20,18 +20,8 @@ from fedbayes.engine.choice import PRECISIONS, choose
 from fedbayes.engine.loop import Store
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError, unknown
-from fedbayes.federation.round import (
-    FederationState,
-    Order,
-    Program,
-    at_home,
-    begin,
-    cohort_of,
-    cohort_size,
-    gathering,
-    open_round,
-    restating,
-)
+from fedbayes.federation.program import FederationState, Order, Program
+from fedbayes.federation.round import at_home, begin, cohort_of, cohort_size, gathering, open_round, restating
 from fedbayes.methods import METHODS, Method, Setting, method_named
 from fedbayes.model.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
 from fedbayes.noise import address
@@ -243,7 +233,7 @@ def prepare(
     if init is not None:
         program = program._replace(initial=_initial(program, init, where))
     store = Store(*_on_device(data, where), clients.train_rows)
-    if program.server_client is not None and program.server_targets is None:
+    if program.server.client is not None and program.server.targets is None:
         server_data = clients.server if server_data is None else server_data
         if not len(server_data):
             raise InputError("server_data: this method trains at the server and needs rows there; there are none")
@@ -260,7 +250,7 @@ def prepare(
         size=typical,
         cohorts=lambda number: cohort_of(number, clients=len(clients), cohort=size, seed=seed, dropout=dropout)[0],
     )
-    if not program.whole and validation:
+    if not program.prediction.whole and validation:
         raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
     task = Task(
         program,
@@ -280,7 +270,7 @@ def prepare(
         target_loss=target_loss,
         target_accuracy=target_accuracy,
         monitor=monitor,
-        server=None if program.server_targets is None else server_engine(program, made, clients, server_data, seed),
+        server=None if program.server.targets is None else server_engine(program, made, clients, server_data, seed),
         method=method.name,
         validation_sizes=sizes,
     )
@@ -289,7 +279,7 @@ def prepare(
 
 def with_program(task: Task, program: Program) -> Task:
     """The task with engines that make the personal models of a program; what trains is not changed."""
-    program = program._replace(personal=program.tuned)
+    program = program._replace(personal=program.personal._replace(client=program.tuned))
     asked, again, made = gathering(program), restating(program), task.engine
     return replace(
         task,

@@ -1,0 +1,132 @@
+"""Seats for what comes between a client and the next broadcast: a transform, a rule that is no sum, a stage."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedbayes as fb
+from fedbayes.data import Clients, from_clients
+from fedbayes.federation.program import Context, Program, Stage, Transform
+from fedbayes.federation.round import open_round
+from fedbayes.federation.rules import RULES, combining
+from fedbayes.methods import Composed, Setting
+from fedbayes.posterior.values import Parts, Point
+from fedbayes.training.rounds import Run, prepare, train
+
+ENGINES = ("loop", "stacked")
+FAST = {"epochs": 1, "batch": 4, "lr": 0.3}
+BOUND = 0.05
+
+
+def clients() -> Clients:
+    random = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(n, 3, generator=random), torch.randint(2, (n,), generator=random)) for n in (4, 9, 6)]
+    return from_clients(pairs, pairs[0], classes=2)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(3, 2).double()
+
+
+def uploads() -> tuple[list[torch.Tensor], torch.Tensor]:
+    """What each client sends in the first round, and the broadcast."""
+    task = prepare(network(), clients(), method=fb.methods.fedavg(**FAST), rounds=1, engine="loop")
+    order = open_round(task.program, task.begin().state, clients=3, cohort=3, seed=0)
+    sent = [task.engine.client(order, k, None)[0].parts["model"].mean for k in range(3)]
+    return sent, order.broadcast["model"].mean
+
+
+def one_round(engine: str, method: fb.methods.Method, rounds: int = 1) -> Run:
+    run = train(prepare(network(), clients(), method=method, rounds=rounds, engine=engine))
+    assert "notes" not in run.journal[-1]
+    return run
+
+
+def clip(parts: Parts, reference: Parts) -> Parts:
+    """The change of each upload, made shorter than a bound."""
+    q, old = parts["model"], reference["model"].mean
+    change = q.mean - old
+    factor = (BOUND / change.norm()).clamp(max=1)
+    return {**parts, "model": Point(old + factor * change, q.layout)}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_transform_of_the_channel_bounds_every_upload(engine: str) -> None:
+    def compose(setting: Setting) -> Program:
+        program = fb.methods.fedavg(**FAST).build(setting)
+        return program._replace(pooling=program.pooling._replace(channel=(Transform("clip", upload=clip),)))
+
+    sent, old = uploads()
+    moves = torch.stack([(q - old) * (BOUND / (q - old).norm()).clamp(max=1) for q in sent])
+    assert max((q - old).norm() for q in sent) > BOUND
+    want = old + torch.tensor([4.0, 9.0, 6.0]).double() / 19 @ moves
+    torch.testing.assert_close(one_round(engine, Composed(program=compose)).posterior.mean, want)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_transform_of_the_sum_is_the_servers(engine: str) -> None:
+    def halve(terms: Any) -> Any:
+        return {part: {**t, "mean": t["mean"] / 2} if "mean" in t else t for part, t in terms.items()}
+
+    def compose(setting: Setting) -> Program:
+        program = fb.methods.fedavg(**FAST).build(setting)
+        return program._replace(pooling=program.pooling._replace(channel=(Transform("halve", total=halve),)))
+
+    sent, old = uploads()
+    mean = torch.tensor([4.0, 9.0, 6.0]).double() / 19 @ torch.stack(sent)
+    torch.testing.assert_close(one_round(engine, Composed(program=compose)).posterior.mean, (old + mean) / 2)
+
+
+def middle(posteriors: Any, weights: torch.Tensor, reference: Any) -> Point:
+    return Point(torch.stack([q.mean for q in posteriors]).median(0).values, reference.layout)
+
+
+MEDIAN = combining(middle, "median of each weight", takes=(Point,))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rule_may_combine_all_uploads(engine: str) -> None:
+    run = one_round(engine, fb.methods.fedavg(rule=MEDIAN, **FAST))
+    sent, _ = uploads()
+    torch.testing.assert_close(run.posterior.mean, torch.stack(sent).median(0).values)
+    pooled = fb.pool(MEDIAN, [Point(q) for q in sent])
+    torch.testing.assert_close(pooled.mean, torch.stack(sent).median(0).values)
+
+
+def counting(factor: float) -> Stage:
+    """Goes only a part of the way to the pool, and counts its rounds."""
+
+    def apply(context: Context, state: torch.Tensor, parts: Parts) -> tuple[Parts, torch.Tensor, dict[str, float]]:
+        old, q = context.order.broadcast["model"].mean, parts["model"]
+        moved = Point(old + factor * (q.mean - old), q.layout)
+        return {**parts, "model": moved}, state + 1, {"counted": float(state + 1)}
+
+    return Stage("counting", lambda parts: torch.zeros(()), apply)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_users_stage_follows_the_pooling_and_keeps_a_state(engine: str) -> None:
+    def compose(setting: Setting) -> Program:
+        program = fb.methods.fedavg(server="sgd", server_momentum=0.0, **FAST).build(setting)
+        return program._replace(stages=(*program.stages, counting(0.25)))
+
+    sent, old = uploads()
+    mean = torch.tensor([4.0, 9.0, 6.0]).double() / 19 @ torch.stack(sent)
+    run = one_round(engine, Composed(program=compose))
+    torch.testing.assert_close(run.posterior.mean, old + 0.25 * (mean - old))
+    again = one_round(engine, Composed(program=compose), rounds=3)
+    assert [record["counted"] for record in again.journal] == [1, 2, 3]
+    assert set(again.progress.state.stages) == {"server step", "counting"}
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.change])
+def test_terms_of_two_versions_add_where_they_are_changes(name: str) -> None:
+    rule, random = RULES[name], torch.Generator().manual_seed(2)
+    old, new, a, b = (Point(torch.randn(5, generator=random, dtype=torch.float64)) for _ in range(4))
+    weights = torch.tensor([2.0, 3.0]).double()
+    total = rule.add(rule.encode(a, weights[0], old), rule.encode(b, weights[1], new))
+    want = new.mean + (2 * (a.mean - old.mean) + 3 * (b.mean - new.mean)) / 5
+    torch.testing.assert_close(rule.decode(total, new).mean, want)
