@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 from fedbayes.errors import InputError, shown, unknown
 
 Class = TypeVar("Class", bound=type)
-LARGEST = 3e38  # options become tensors of a network's precision
+LARGEST = 3.4e38  # options become tensors of a network's precision
 
 # What may differ between members of a sweep that are one tensor program.
 KINDS = {

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,11 @@ TREES = st.integers(2, 9).flatmap(
         lambda order: st.lists(st.integers(1, k - 1), max_size=4).map(lambda cuts: _nest(list(order), sorted({*cuts})))
     )
 )
+
+
+def pooled_by(rules: Any) -> Any:
+    """As much of a program as a sum needs."""
+    return SimpleNamespace(pooling=SimpleNamespace(rules=rules))
 
 
 def _nest(order: list, cuts: list) -> list:
@@ -53,7 +59,7 @@ def _terms(rule, k: int) -> list:
 @settings(max_examples=15, deadline=None)
 @given(tree=TREES)
 def test_any_tree_in_any_order_is_one_sum(name, tree):
-    program = SimpleNamespace(rules={"model": RULES[name], "counters": largest})
+    program = pooled_by({"model": RULES[name], "counters": largest})
     k = len(_leaves(tree))
     terms, untouched = _terms(RULES[name], k), _terms(RULES[name], k)
     made, flat = _total(program, terms, tree), add_terms(program, terms)
@@ -67,7 +73,7 @@ def test_any_tree_in_any_order_is_one_sum(name, tree):
 
 
 def test_a_running_total_keeps_its_memory():
-    program = SimpleNamespace(rules={"model": RULES["nwa"], "counters": largest})
+    program = pooled_by({"model": RULES["nwa"], "counters": largest})
     terms = _terms(RULES["nwa"], 3)
     total = add_terms(program, terms[:1])
     place = total["model"]["mean"].data_ptr()

@@ -37,6 +37,7 @@ KL_WEIGHTS: dict[str, KlWeight] = {
         / (1 - 0.5 ** info.batches[0].to(torch.float64))
     ).float(),
 }
+LEAST, LARGEST = 1e-37, 1e37  # between which a first scale is a number of float32, and its square no zero
 
 
 def variational(
@@ -135,5 +136,10 @@ def initial_scale(model: Model, first: float | Mapping[str, float], division: fl
             raise InputError(f"initial: no pattern matches {layout.names[found.index(None)]!r}; add one, such as '*'")
         return torch.cat([torch.full((n,), float(s)) for s, n in zip(found, layout.sizes) if s is not None])
     depth = {name: level for level, names in enumerate(layout.layers()) for name in names}
-    pieces = [torch.full((n,), first * division ** (-depth[name] / 2)) for name, n in zip(layout.names, layout.sizes)]
+    pieces = []
+    for name, n in zip(layout.names, layout.sizes):
+        scale = first * division ** (-depth[name] / 2)
+        if not LEAST < scale < LARGEST:
+            raise InputError(f"division: {division} gives {name} the first scale {scale:g}; bring it nearer to 1")
+        pieces.append(torch.full((n,), scale))
     return torch.cat(pieces)

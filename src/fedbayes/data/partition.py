@@ -139,8 +139,8 @@ def _partition(way: Callable[..., deal.Dealt], *, server: float, by: str = "labe
     if server < 0 or (server > 1 and server != int(server)):
         raise ValueError(f"server is a share below 1 or a number of rows, not {server}")
     for key, value in settings.items():
-        if key == "alpha" and not value > 0:
-            raise ValueError(f"alpha must be positive, not {value}")
+        if key == "alpha" and not 0 < value <= 1e9:
+            raise ValueError(f"alpha must be positive and at most 1e9, not {value}")
         if key in _WHOLE and value is not None and (value != int(value) or value < 1):
             raise ValueError(f"{key} must be a whole number of at least 1, not {value}")
     return Partition(way.__name__, way, tuple(settings.items()), by, server)

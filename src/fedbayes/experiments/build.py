@@ -267,6 +267,8 @@ def naming(what: str) -> Iterator[None]:
         yield
     except InputError:
         raise
+    except MemoryError as error:
+        raise InputError(f"{what}: it does not fit in memory ({one_line(error)}); give smaller numbers") from error
     except (ValueError, TypeError, ArithmeticError, FileNotFoundError) as error:
         raise InputError(f"{what}: {' '.join(str(error).split())}") from error
 

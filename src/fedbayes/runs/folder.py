@@ -169,26 +169,35 @@ def train(
         recording.add(progress, record)
         watch.round(record)
     refuse_diverged(recording.records, f"; what {name} had learned before is kept in {folder}")
-    made, was_finished = recording.end()
+    with within_memory(name):
+        made, was_finished = recording.end()
     watch.ended(name, was_finished)
     return made
 
 
-def _named(method: str, steps: Iterator[Step]) -> Iterator[Step]:
-    """Rounds whose errors of value, such as scores that are not finite, name the method and the round."""
-    number = 0
+@contextmanager
+def within_memory(method: str) -> Iterator[None]:
+    """Running out of memory as one line."""
     try:
-        for step in steps:
-            number = step[0].state.round
-            yield step
-    except InputError:
-        raise
+        yield
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
             raise
         raise InputError(
             f"{method} needs more memory than there is ({one_line(error)}); lower batch, draws or at_once"
         ) from error
+
+
+def _named(method: str, steps: Iterator[Step]) -> Iterator[Step]:
+    """Rounds whose errors of value, such as scores that are not finite, name the method and the round."""
+    number = 0
+    try:
+        with within_memory(method):
+            for step in steps:
+                number = step[0].state.round
+                yield step
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(
             f"{method} failed in the round after {number or 'the last checkpoint'}: {error} "
