@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbayes.border import FAULTS
+from fedbayes.files import FAULTS
 
 Arrays = dict[str, np.ndarray]
 _VERSION = 1  # Raise when a decoder changes what it gives.

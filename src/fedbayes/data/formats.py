@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbayes.border import check_members, grown, most_unpacked, reading, size_of, text_of
 from fedbayes.data.cache import Arrays
+from fedbayes.files import check_members, grown, most_unpacked, reading, size_of, text_of
 
 TEXT = 1 << 30  # bytes of a JSON file
 LEAF_PIXELS = 28 * 28

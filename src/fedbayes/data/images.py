@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedbayes.border import bytes_of, grown
 from fedbayes.data import formats
 from fedbayes.data.cache import Arrays, decoded
 from fedbayes.data.dataset import Dataset, Prepare
@@ -17,6 +16,7 @@ from fedbayes.data.embedded import fifth_of_each_class
 from fedbayes.data.fetch import Found, find, folders
 from fedbayes.data.own import from_arrays
 from fedbayes.data.sources import FILES
+from fedbayes.files import bytes_of, grown
 
 _DIGITS = tuple(string.digits)
 _FASHION = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")

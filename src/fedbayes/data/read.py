@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedbayes.border import array_in, arrays_in, memory, reading, size_of
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.own import from_arrays, kind_of
+from fedbayes.files import array_in, arrays_in, memory, reading, size_of
 
 Parts = dict[str, np.ndarray]
 

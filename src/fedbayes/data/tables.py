@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbayes.border import bytes_of, reading, size_of
 from fedbayes.data import formats
 from fedbayes.data.cache import Arrays, decoded
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.fetch import find
 from fedbayes.data.own import from_arrays
 from fedbayes.data.sources import FILES, UCI_FOLDS, uci_files
+from fedbayes.files import bytes_of, reading, size_of
 
 _YEAR_TRAIN = 463_715  # The rest are for the test: no artist is in both parts.
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes import scores as of
-from fedbayes.border import FAULTS, text_of
 from fedbayes.data import Clients
 from fedbayes.errors import InputError
 from fedbayes.evaluate import calibration as calibrate
@@ -24,7 +23,7 @@ from fedbayes.evaluate.ood import BETWEEN_DRAWS
 from fedbayes.evaluate.outside import score_outside
 from fedbayes.evaluate.repeated import REPEATS, draw_seeds, figure
 from fedbayes.experiments.build import clients_of, naming
-from fedbayes.files import write_atomically
+from fedbayes.files import FAULTS, text_of, write_atomically
 from fedbayes.model.predictive import Predictive, predictive
 from fedbayes.runs.evaluation import save, targets
 from fedbayes.runs.folder import experiment_in, load

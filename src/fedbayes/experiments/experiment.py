@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedbayes.border import reading, text_of
 from fedbayes.errors import InputError, one_line, shown, unknown
 from fedbayes.experiments import toml
+from fedbayes.files import reading, text_of
 
 Table = Mapping[str, Any]
 

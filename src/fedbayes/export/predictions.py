@@ -15,10 +15,9 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from fedbayes.border import array_in, arrays_in, is_archive, memory, reading, size_of
 from fedbayes.data import Dataset
 from fedbayes.errors import InputError, unknown
-from fedbayes.files import write_atomically
+from fedbayes.files import array_in, arrays_in, is_archive, memory, reading, size_of, write_atomically
 from fedbayes.runs.evaluation import prediction_arrays, save
 from fedbayes.runs.folder import load
 from fedbayes.runs.records import Arrays

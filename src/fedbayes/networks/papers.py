@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbayes.border import memory, size_text
 from fedbayes.errors import InputError, one_line, shown, unknown
+from fedbayes.files import memory, size_text
 from fedbayes.networks import distilled
 from fedbayes.networks.resnet import resnet, resnet18, resnet34
 from fedbayes.networks.wide import lenet, wide_resnet

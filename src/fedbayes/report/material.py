@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbayes.border import FAULTS, text_of
 from fedbayes.errors import InputError, one_line
 from fedbayes.experiments.experiment import Experiment, experiment_of, folder_name, read, table_in
+from fedbayes.files import FAULTS, text_of
 from fedbayes.report.charts import Curve
 from fedbayes.report.drawing import COLOURS, DASHES, Drawing
 from fedbayes.runs import journal

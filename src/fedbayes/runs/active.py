@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbayes.border import reading, text_of
 from fedbayes.data import Clients
 from fedbayes.data.ragged import Ragged
 from fedbayes.errors import InputError, unknown
 from fedbayes.experiments import toml
 from fedbayes.experiments.build import clients_of
 from fedbayes.experiments.experiment import Experiment, experiment_of, table_in, table_of
-from fedbayes.files import write_atomically
+from fedbayes.files import reading, text_of, write_atomically
 from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
 from fedbayes.runs.folder import Watch

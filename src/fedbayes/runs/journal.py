@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedbayes.border import reading, size_of
 from fedbayes.errors import InputError, shown
-from fedbayes.files import write_atomically
+from fedbayes.files import reading, size_of, write_atomically
 
 Record = dict[str, Any]
 LINES, TABLE = "rounds.jsonl", "metrics.csv"

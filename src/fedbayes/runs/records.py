@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes import border
+from fedbayes import files
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, folder_name, read
 from fedbayes.runs import journal
@@ -66,9 +66,9 @@ def arrays_in(path: Path) -> Arrays:
     if not path.is_file():
         return {}
     mend = f"delete it and run `fedbayes resume {path.parent}`"
-    arrays = border.arrays_in(path, mend)
+    arrays = files.arrays_in(path, mend)
     if path.name in CHECKS:
-        with border.reading(path, mend):
+        with files.reading(path, mend):
             CHECKS[path.name](arrays)
     return arrays
 

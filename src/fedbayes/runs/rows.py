@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedbayes.border import size_of
 from fedbayes.errors import InputError, one_line
-from fedbayes.files import write_atomically
+from fedbayes.files import size_of, write_atomically
 from fedbayes.runs.sealed import BROKEN, checksum, structure, value_of
 
 VERSION = 2  # 1 had checksums of rows without their places

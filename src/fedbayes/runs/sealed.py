@@ -14,9 +14,8 @@ from safetensors.torch import load as unpack_safetensors
 from safetensors.torch import save as pack_safetensors
 from torch import Tensor
 
-from fedbayes.border import FAULTS, size_of
 from fedbayes.errors import InputError, one_line
-from fedbayes.files import write_atomically
+from fedbayes.files import FAULTS, size_of, write_atomically
 from fedbayes.posterior.layout import Layout
 from fedbayes.posterior.values import KINDS
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from damage import bomb
 
-from fedbayes.border import array_in, arrays_in, most_unpacked, size_of
 from fedbayes.data.formats import svhn_mat, tar_members, unpacked, zip_members
 from fedbayes.errors import InputError
+from fedbayes.files import array_in, arrays_in, most_unpacked, size_of
 
 
 def written_header(shape: tuple[int, ...], descr: str = "<f4") -> bytes:
