@@ -1,9 +1,13 @@
-"""The Python blocks of the tutorial and the README are run as they stand, in order, in one namespace a page."""
+"""The Python blocks of the tutorial, the README and the contributors' page are run as they stand, in order."""
 
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+import fedbayes as fb
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
@@ -27,3 +31,17 @@ def test_the_code_of_a_page_runs(page, least, tmp_path, monkeypatch, capsys):
         # Empty lines before it, so that an error names the page's own line.
         exec(compile("\n" * (line - 1) + code, str(ROOT / page), "exec"), names)
     assert capsys.readouterr().out
+
+
+def test_the_method_of_the_contributors_page_trains():
+    ((_, code),) = blocks("CONTRIBUTING.md")
+    names: dict[str, object] = {"__name__": "contributing"}
+    exec(code, names)
+    clients = fb.data.load("digits").split(fb.partition.iid(), clients=3, seed=0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    start = nn.utils.parameters_to_vector(network.parameters()).detach()
+    whole, half = (
+        fb.fit(network, clients, method=names["FedShrink"](shrink=shrink, epochs=1), rounds=1).posterior.mean - start
+        for shrink in (1.0, 0.5)
+    )
+    torch.testing.assert_close(half, whole / 2, rtol=1e-4, atol=1e-6)
