@@ -234,3 +234,10 @@ def test_other_kinds_get_what_fits(tmp_path, shape, tiny):
     assert ('data-name="predicted-0-feduab"' in page) == (shape == "regression")
     assert "Gallery" not in page
     assert ("has no predictions" in page) == (shape == "no_test_rows")
+
+
+def test_a_config_beyond_all_size_is_named_and_not_read(tmp_path):
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n')
+    with (tmp_path / "config.toml").open("wb") as file:
+        file.truncate(2**40)
+    assert "config.toml" in write([tmp_path], tmp_path / "page.html").read_text()

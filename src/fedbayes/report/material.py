@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedbayes.errors import InputError, one_line
 from fedbayes.experiments.experiment import Experiment, experiment_of, folder_name, read, table_in
-from fedbayes.files import FAULTS, text_of
+from fedbayes.files import FAULTS, TEXT, bytes_of, text_of
 from fedbayes.report.charts import Curve
 from fedbayes.report.drawing import COLOURS, DASHES, Drawing
 from fedbayes.runs import journal
@@ -166,7 +166,7 @@ def _experiment(path: Path, missing: list[str]) -> Experiment:
     except InputError as error:
         missing.append(f"{error}. The rest of that file is used.")
     try:
-        table = table_in(path.read_text(encoding="utf-8", errors="replace"), str(path))
+        table = table_in(bytes_of(path, TEXT).decode("utf-8", errors="replace"), str(path))
     except InputError:
         return replace(Experiment(), method=path.parent.name)
     kept = {}
