@@ -15,7 +15,7 @@ from fedbayes.data import load as load_data
 from fedbayes.errors import InputError
 from fedbayes.evaluate import ood
 from fedbayes.evaluate.repeated import REPEATS, draw_seeds, figure
-from fedbayes.experiments.build import imported, naming
+from fedbayes.experiments.own_code import imported, naming
 from fedbayes.runs.evaluation import thumbnails
 from fedbayes.training.run import Run
 

@@ -22,7 +22,8 @@ from fedbayes.evaluate import calibration as calibrate
 from fedbayes.evaluate.ood import BETWEEN_DRAWS
 from fedbayes.evaluate.outside import score_outside
 from fedbayes.evaluate.repeated import REPEATS, draw_seeds, figure
-from fedbayes.experiments.build import clients_of, naming
+from fedbayes.experiments.build import clients_of
+from fedbayes.experiments.own_code import naming
 from fedbayes.files import FAULTS, text_of, write_atomically
 from fedbayes.model.predictive import Predictive, predictive
 from fedbayes.runs.evaluation import save, targets

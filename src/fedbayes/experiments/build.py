@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, replace
 from typing import Any
 
@@ -17,10 +12,13 @@ from torch import nn
 
 from fedbayes.data import Clients, Dataset, from_clients
 from fedbayes.data import load as load_data
+from fedbayes.data.dataset import Dealer
 from fedbayes.data.partition import PARTITIONS
-from fedbayes.errors import InputError, one_line, unknown
+from fedbayes.errors import InputError, unknown
 from fedbayes.experiments.central import at_server, centralised
 from fedbayes.experiments.experiment import Experiment
+from fedbayes.experiments.own_code import called, imported, naming, parameters, users_code
+from fedbayes.experiments.own_pieces import dealing
 from fedbayes.experiments.sites import alone, asks_for_client, everybody
 from fedbayes.methods import METHODS, Method, method_named
 from fedbayes.model.model import LIKELIHOODS, Likelihood
@@ -164,12 +162,19 @@ def clients_of(x: Experiment, data: Any = None) -> Clients:
         return data.pooled() if x.central else data
     if not isinstance(data, Dataset):
         raise InputError(f"data {x.data} gave a {type(data).__name__}; it must give a Dataset or Clients")
-    if x.partition not in PARTITIONS:
-        raise unknown("partition", x.partition, PARTITIONS)
     with naming("partition"):
-        partition = _call(PARTITIONS[x.partition], x.partition_options, f"partition {x.partition}")
+        partition = partition_of(x, data)
         made = data.split(partition, clients=x.clients, seed=x.seed, test_per_client=x.test_per_client)
         return made.pooled() if x.central else made
+
+
+def partition_of(x: Experiment, data: Dataset) -> Dealer:
+    """How rows are spread: by the table, or by the user's own Partition or function (see `dealing`)."""
+    if ":" in x.partition:
+        return dealing(x.partition, x.partition_options, data)
+    if x.partition not in PARTITIONS:
+        raise unknown("partition", x.partition, PARTITIONS)
+    return called(PARTITIONS[x.partition], x.partition_options, f"partition {x.partition}")
 
 
 def network_of(x: Experiment, data: Dataset) -> nn.Module:
@@ -195,7 +200,7 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
             return made
         where = torch.device("cuda") if torch.cuda.is_available() else None  # a user's network may be made there
         with seeded(x.seed, "network", x.network, device=where), users_code("network", x.network):
-            needed = [p for p in _parameters(made) if p.default is p.empty and p.name not in x.network_options]
+            needed = [p for p in parameters(made) if p.default is p.empty and p.name not in x.network_options]
             network = made(*(data.shape, data.classes)[: len(needed)], **x.network_options)
     if not isinstance(network, nn.Module):
         raise InputError(f"network {x.network} gave a {type(network).__name__}; it must give a torch.nn.Module")
@@ -205,7 +210,7 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
 def _takes_dropout(network: str) -> bool:
     """Whether the user's own function has an option `dropout` of its own."""
     made = imported(network, "network") if ":" in network else None
-    return callable(made) and not isinstance(made, nn.Module) and "dropout" in {p.name for p in _parameters(made)}
+    return callable(made) and not isinstance(made, nn.Module) and "dropout" in {p.name for p in parameters(made)}
 
 
 def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:
@@ -221,68 +226,4 @@ def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:
             return likelihood
         if name not in LIKELIHOODS:
             raise unknown("likelihood", name, LIKELIHOODS)
-        return _call(LIKELIHOODS[name], x.likelihood_options, f"likelihood {name}")
-
-
-def imported(path: str, what: str) -> Any:
-    """The user's object named `package.module:object`; the folder in which the command runs is searched too."""
-    module, _, name = path.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        with users_code(what, path):
-            found: Any = importlib.import_module(module)
-        for step in name.split("."):
-            found = getattr(found, step)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{what} {path!r} can't be imported ({one_line(error)}); write package.module:object, "
-            "and run where the module can be found"
-        ) from error
-    return found
-
-
-@contextmanager
-def users_code(what: str, path: str) -> Iterator[None]:
-    """The user's own code at work: an error that it did not mean as a message is said in one line with its place."""
-    try:
-        yield
-    except (ImportError, ValueError, TypeError, FileNotFoundError):
-        raise
-    except (Exception, SystemExit) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise InputError(
-            f"{what} {path} failed in {last.filename}, line {last.lineno} ({type(error).__name__}: {one_line(error)}); "
-            "mend it there, --debug shows the way to it"
-        ) from error
-
-
-@contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Turn the errors of values that don't fit into one line that names the place."""
-    try:
-        yield
-    except InputError:
-        raise
-    except MemoryError as error:
-        raise InputError(f"{what}: it does not fit in memory ({one_line(error)}); give smaller numbers") from error
-    except (ValueError, TypeError, ArithmeticError, FileNotFoundError) as error:
-        raise InputError(f"{what}: {' '.join(str(error).split())}") from error
-
-
-def _call(make: Callable[..., Any], options: Mapping[str, Any], what: str) -> Any:
-    known = [p.name for p in _parameters(make)]
-    for name in options:
-        if name not in known:
-            raise unknown(f"option of {what}", name, known) if known else InputError(f"{what} takes no options")
-    missing = [p.name for p in _parameters(make) if p.default is p.empty and p.name not in options]
-    if missing:
-        raise InputError(f"{what} needs {missing[0]!r}; set it in the options, such as {missing[0]} = 0.5")
-    return make(**options)
-
-
-def _parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:
-    return [p for p in inspect.signature(make).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        return called(LIKELIHOODS[name], x.likelihood_options, f"likelihood {name}")
