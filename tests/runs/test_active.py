@@ -14,7 +14,7 @@ from fedbayes.experiments.build import clients_of
 from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.report import write
 from fedbayes.runs.active import ACQUISITIONS, Active, area, resume_active, run_active, settings_in
-from fedbayes.runs.folder import load
+from fedbayes.runs.folder import load, locked
 
 
 @pytest.fixture
@@ -131,3 +131,13 @@ def test_entropy_beats_random_on_digits_by_the_area_under_the_curve(tmp_path):
             made = run_active(replace(base, seed=seed), active, tmp_path / f"{acquire}{seed}")
             areas[acquire] += area(made) / 3
     assert areas["entropy"] > areas["random"]
+
+
+def test_a_folder_in_use_is_left_alone(quick, tmp_path):
+    with locked(tmp_path / "a"), pytest.raises(InputError, match="a is in use by another process"):
+        run_active(quick, Active("random", 6, 5, stages=1), tmp_path / "a")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [".lock"]
+    run_active(quick, Active("random", 6, 5, stages=1), tmp_path / "a")
+    (tmp_path / "b").write_text("a file")
+    with pytest.raises(InputError, match="is a file, not a folder"):
+        run_active(quick, Active("random", 6, 5, stages=1), tmp_path / "b")

@@ -1,5 +1,7 @@
 """A sweep is its members: the same answers as alone, each in a folder of its own, and resumable."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +12,8 @@ from torch import Tensor, nn
 from fedbayes.data import Dataset
 from fedbayes.errors import InputError
 from fedbayes.experiments.build import build, options_of_method
-from fedbayes.experiments.experiment import Experiment, with_settings
-from fedbayes.runs.folder import load, run
+from fedbayes.experiments.experiment import Experiment, to_toml, with_settings
+from fedbayes.runs.folder import load, locked, resume, run
 from fedbayes.runs.records import runs_in
 from fedbayes.runs.sweep import members_of, program_of, sweep, values_of
 from fedbayes.training.rounds import Memory, rounds_together, train
@@ -168,3 +170,32 @@ def test_the_client_of_a_member_is_not_free() -> None:
     assert len({program_of(member) for member in members.values()}) == 2
     members = members_of(replace(DIGITS, method="fedvi"), ["rule=nwa,ws"])  # whose priors are not the same by default
     assert len({program_of(member) for member in members.values()}) == 2
+
+
+def test_a_sweep_has_its_folder_to_itself_and_members_share_it(tmp_path: Path) -> None:
+    """Two sweeps at once, a sweep beside a member, a member beside the sweep: one of the two is told to wait."""
+    short = replace(DIGITS, rounds=1)
+    folder = tmp_path / "sweep"
+    with locked(folder), pytest.raises(InputError, match="sweep is in use by another process"):
+        sweep(short, ["seed=0..1"], folder)
+    assert not (folder / "sweep.toml").exists()
+    sweep(short, ["seed=0..1"], folder)
+    with locked(folder), pytest.raises(InputError, match="sweep is in use by another process"):
+        resume(folder / "seed=0")
+    with locked(folder / "seed=0"):
+        resume(folder / "seed=1")  # another member does not wait
+        with pytest.raises(InputError, match="seed=0 is in use by another process"):
+            resume(folder / "seed=0")
+        with pytest.raises(InputError, match="sweep is in use by another process"):
+            sweep(short, ["seed=0..1"], folder)
+
+
+def test_of_two_sweeps_at_once_one_succeeds(tmp_path: Path) -> None:
+    """The second process is refused in one line, and what the first one wrote is a whole sweep."""
+    (tmp_path / "x.toml").write_text(to_toml(replace(DIGITS, rounds=3)))
+    command = [sys.executable, "-m", "fedbayes", "sweep", "x.toml", "--over", "seed=0..1", "--output", "both"]
+    both = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=200)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2]
+    assert sum("both is in use by another process" in text for text in said) == 1
+    assert [len(files.records) for files in runs_in(tmp_path / "both")] == [3, 3]

@@ -25,7 +25,7 @@ from fedbayes.experiments.experiment import Experiment, experiment_of, table_in,
 from fedbayes.files import reading, text_of, write_atomically
 from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
-from fedbayes.runs.folder import Watch
+from fedbayes.runs.folder import Watch, locked
 from fedbayes.runs.folder import run as train
 from fedbayes.training.run import Run
 
@@ -75,6 +75,14 @@ def run_active(
     active.check()
     if experiment.methods:
         raise InputError("active learning has one method; set methods=[] and method=NAME")
+    with locked(folder):
+        return _stages(experiment, active, folder, watch, clients)
+
+
+def _stages(
+    experiment: Experiment, active: Active, folder: Path, watch: Watch | None, clients: Clients | None
+) -> list[dict[str, Any]]:
+    """The stages of a folder that is locked: those that are there, and those to come."""
     _claim(folder, experiment, active)
     clients = clients_of(experiment) if clients is None else clients
     if clients.data.kind == "real" and active.acquire != "random":
@@ -131,7 +139,7 @@ def _claim(folder: Path, experiment: Experiment, active: Active) -> None:
                 "or give another --output"
             )
         return
-    if folder.exists() and any(folder.iterdir()):
+    if any(not entry.name.startswith(".") for entry in folder.iterdir()):  # hidden: the lock
         raise InputError(f"{folder} is not empty and holds no active learning; give another --output")
     write_atomically(path, text.encode())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from fedbayes.training.rounds import Progress, Task, refuse_diverged, rounds
 from fedbayes.training.run import Run
 
 Step = tuple[Progress, journal.Record]
+SWEEP = "sweep.toml"  # what the folder of a sweep has beside those of its members
 
 
 @dataclass(frozen=True)
@@ -235,19 +236,33 @@ def refuse_another(experiment: Experiment, folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder; the lock goes with the process, however it ends."""
+    """Keep a second process out of the folder; the lock goes with the process, however it ends.
+
+    A sweep has its folder to itself; members that are resumed one by one share it.
+    """
+    with ExitStack() as held:
+        if (folder.parent / SWEEP).is_file():
+            held.enter_context(_lock(folder.parent, shared=True))
+        held.enter_context(_lock(folder, shared=False))
+        yield
+
+
+@contextmanager
+def _lock(folder: Path, *, shared: bool) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:  # no such locks on this system
         yield
         return
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, not a folder; give another --output")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is no regular file; delete it")
     with path.open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             raise InputError(f"{folder} is in use by another process; wait for it, or give another --output") from error
         yield

@@ -30,7 +30,7 @@ from fedbayes.experiments.build import (
 )
 from fedbayes.experiments.experiment import Experiment, table_of, to_toml, with_settings
 from fedbayes.runs import journal
-from fedbayes.runs.folder import Watch, refuse_another, train
+from fedbayes.runs.folder import SWEEP, Watch, locked, refuse_another, train
 from fedbayes.runs.recording import Recording, write_once
 from fedbayes.training.rounds import Task, rounds_together
 from fedbayes.training.run import Run
@@ -92,8 +92,14 @@ def sweep(
     members = members_of(experiment, overs)
     for name, member in members.items():
         refuse_another(member, folder / name)
-    tasks = build_members(members)
-    write_once(folder / "sweep.toml", to_toml(experiment) + "".join(f"# --over {over}\n" for over in overs))
+    with locked(folder):  # a member that is resumed by itself shares this lock
+        tasks = build_members(members)
+        write_once(folder / SWEEP, to_toml(experiment) + "".join(f"# --over {over}\n" for over in overs))
+        return _train(members, tasks, folder, watch)
+
+
+def _train(members: Mapping[str, Experiment], tasks: Mapping[str, Task], folder: Path, watch: Watch) -> dict[str, Run]:
+    """Every member by its group; a member that diverges does not stop the others."""
     made: dict[str, Run] = {}
     failures: list[Diverged] = []
     for names in _groups(members, tasks):
