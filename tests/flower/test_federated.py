@@ -168,6 +168,8 @@ def test_a_reply_that_cant_be_used_is_left_out_with_its_reason(tiny: Experiment,
     made = federate(x, tmp_path, InProcess(carried(x), spoil=only(1, change, times=1)))
     first, second = made.journal
     assert list(first["left_out"]) == ["1"]
+    assert first["took_part"] == [0, 2]
+    assert second["took_part"] == [0, 1, 2]
     assert re.search(words, first["left_out"]["1"])
     assert second["left_out"] == {}
     check(made.posterior)
@@ -249,6 +251,7 @@ def test_others_stand_in_for_who_is_not_online(tiny: Experiment, tmp_path: Path)
     assert len(now) == 2
     assert cohort[1] in now
     assert cohort[0] not in now
+    assert journal.read(tmp_path / "b")[0]["took_part"] == sorted(now)
 
 
 def asked(x: Experiment, folder: Path, change: Callable[[InProcess], None]) -> list[tuple[str, int, Letter]]:

@@ -91,6 +91,7 @@ def test_one_who_drops_out_leaves_the_sum_of_the_others(tiny, tmp_path, stage, r
     hidden, _ = federate(x, tmp_path / "hidden", gone)
     plain, _ = federate(replace(x, flower={**x.flower, "secure": False}), tmp_path / "plain", gone)
     assert hidden.journal[0]["left_out"] == {"1": "no reply within 0.3 s"}
+    assert hidden.journal[0]["took_part"] == [k for k in range(hidden.journal[0]["cohort"]) if k != 1]
     assert max(errors(hidden, plain)) < 1e-6
 
 

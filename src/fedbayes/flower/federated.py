@@ -91,6 +91,8 @@ def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], N
             scores = engine.scores(made.state.broadcast, made.state.round)
             record["test_clients" if record["test"] else "test"] = scores
             record["seconds"] += time.perf_counter() - started
+        names = task.clients.names
+        record["took_part"] = [names[k] if names else k for k in engine.took_part]
         record |= engine.take_bytes()
         if late := engine.take_notes():
             record["notes"] = [*record.get("notes", []), *late]

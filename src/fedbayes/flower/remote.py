@@ -37,6 +37,7 @@ class Remote:
         self.local = Loop(task.program, task.engine.store, seed=task.seed)
         self.bytes = {"bytes_down": 0, "bytes_up": 0}
         self.notes: list[str] = []
+        self.took_part: list[int] = []  # whose uploads the last round's sum is of
         self.begun = False
 
     def train(self, order: Order, own: OwnState, after: Callable[[], None] = lambda: None) -> Outcome:
@@ -64,6 +65,7 @@ class Remote:
                 break
         self.notes += total.notes
         if total.counted >= least:
+            self.took_part = sorted(total.own)
             return total.outcome()
         reasons = "; ".join(f"client {k}: {text}" for k, text in total.left_out.items()) or "no node was online"
         raise InputError(
@@ -96,6 +98,7 @@ class Remote:
                 made = attempt.run({k: _counted(own(k)) for k in asked}, unit, exchange, opened)
                 if made.counted >= min(self.settings.min_clients, len(order.cohort)):
                     self.notes += attempt.notes
+                    self.took_part = sorted(made.own)
                     return made
                 why = f"{made.counted} clients answered, min_clients is {self.settings.min_clients}"
             except TooFew as error:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,43 @@ from fedbayes.files import reading, size_of, write_atomically
 
 Record = dict[str, Any]
 LINES, TABLE = "rounds.jsonl", "metrics.csv"
+NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as JSON writers agree on
+DEPTH = 4  # of tables within a record: no round has more, whatever a file from elsewhere holds
+WORDS = {"left_out", "notes", "dropped", "took_part", "stopped", "diverged"}  # keys whose values hold no numbers
 
 
 def append(folder: Path, record: Mapping[str, Any]) -> None:
     """Add a round."""
     with (folder / LINES).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(line_of(record))
+
+
+def line_of(record: Mapping[str, Any]) -> str:
+    """A round as a line of JSON, which has no word for what is not finite: those numbers are written as text."""
+    return json.dumps({key: v if key in WORDS else _words_of(v) for key, v in record.items()}, allow_nan=False) + "\n"
+
+
+def _words_of(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _words_of(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_words_of(v) for v in value]
+    return NOT_FINITE[repr(value)] if isinstance(value, float) and not isfinite(value) else value
+
+
+def _numbers(record: Any) -> Any:
+    """The inverse of `line_of`; what was said in words stays as it is."""
+    if not isinstance(record, dict):
+        return record
+    return {key: v if key in WORDS else _numbers_of(v, DEPTH) for key, v in record.items()}
+
+
+def _numbers_of(value: Any, depth: int) -> Any:
+    if isinstance(value, dict) and depth:
+        return {key: _numbers_of(v, depth - 1) for key, v in value.items()}
+    if isinstance(value, list) and depth:
+        return [_numbers_of(v, depth - 1) for v in value]
+    return float(value) if isinstance(value, str) and value in NOT_FINITE.values() else value
 
 
 def sync(folder: Path) -> None:
@@ -44,7 +76,7 @@ def read(folder: Path) -> list[Record]:
     for number, line in enumerate(whole, 1):
         if not _is_json(line):
             raise InputError(f"{path}, line {number} is not JSON; put the file back from a copy")
-        record = json.loads(line)
+        record = _numbers(json.loads(line))
         if fault := _fault(record, number):
             raise InputError(
                 f"{path}, line {number} is not the record of round {number} ({fault}); put the file back from a copy"
@@ -99,6 +131,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "personal": _scores,
     "notes": _words,
     "left_out": _reasons,
+    "took_part": lambda v: isinstance(v, list) and all(isinstance(who, str | int) for who in v),
 }
 
 
@@ -116,7 +149,7 @@ def upto(folder: Path, rounds: int) -> list[Record]:
 def cut(folder: Path, rounds: int) -> list[Record]:
     """Drop the rounds after a checkpoint's, and give those that stay."""
     kept = upto(folder, rounds)
-    lines = "".join(json.dumps(record) + "\n" for record in kept)
+    lines = "".join(map(line_of, kept))
     path = folder / LINES
     if not path.is_file() or path.read_bytes() != lines.encode():
         write_atomically(path, lines)
