@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import lzma
+import math
 import os
 import secrets
 import stat
@@ -19,7 +21,6 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import IO
 
@@ -146,25 +147,41 @@ def check_members(members: list[zipfile.ZipInfo], path: Path, packed: int) -> No
         )
 
 
+def array_of(content: bytes) -> np.ndarray:
+    """The array of bytes in numpy's own format, without pickles: a view of them, exactly as large as they are."""
+    file = io.BytesIO(content)
+    shape, fortran, dtype = _header(file, len(content))
+    if not math.prod(shape):
+        return np.zeros(shape, dtype)
+    return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+
+
 def _array(file: IO[bytes], size: int) -> np.ndarray:
     """One array in numpy's own format, from a file of so many bytes."""
+    shape, fortran, dtype = _header(file, size)
+    wanted = math.prod(shape) * dtype.itemsize
+    content = bytearray(file.read(wanted))
+    if len(content) != wanted:
+        raise ValueError(f"it ends after {size_text(len(content))} of {size_text(wanted)}")
+    flat: np.ndarray = np.frombuffer(content, dtype) if wanted else np.zeros(math.prod(shape), dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order and type of an array, which must fill the rest of a file of so many bytes."""
     version = np.lib.format.read_magic(file)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
         raise ValueError(f"numpy's format {version} is not known here")
     shape, fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, not numbers")
+    if dtype.hasobject or not dtype.itemsize:
+        raise ValueError("it holds Python objects or nothing, not numbers")
     if any(n < 0 for n in shape):
         raise ValueError(f"its shape is {shape}")
-    wanted, there = prod(shape) * dtype.itemsize, size - file.tell()
-    if wanted != there:
-        raise ValueError(f"its header promises {size_text(wanted)}, the file holds {size_text(there)}")
-    content = bytearray(file.read(wanted))
-    if len(content) != wanted:
-        raise ValueError(f"it ends after {size_text(len(content))} of {size_text(wanted)}")
-    flat: np.ndarray = np.frombuffer(content, dtype) if wanted else np.zeros(prod(shape), dtype)
-    return flat.reshape(shape, order="F" if fortran else "C")
+    wanted, rest = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if wanted != rest:
+        raise ValueError(f"its header promises {size_text(wanted)}, the file holds {size_text(rest)}")
+    return shape, fortran, dtype
 
 
 def write_atomically(path: str | Path, content: bytes | str | Iterable[bytes | memoryview]) -> None:

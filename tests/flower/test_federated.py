@@ -282,7 +282,7 @@ TURNED_AWAY = {
     "another version": (lambda a: _with(a, head={"version": "0.0"}), "version is '0.0'"),
     "another experiment": (lambda a: Letter({"refused": "experiment is 'x'"}, {}), "experiment is 'x'"),
     "no such client": (lambda a: _with(a, head={"client": 9}), "client number 9"),
-    "a negative number": (lambda a: _with(a, head={"client": -1}), "whole numbers"),
+    "a negative number": (lambda a: _with(a, head={"client": -1}), "a whole number from 0 to 2"),
 }
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import httpx
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedbayes.errors import one_line, shown
+from fedbayes.files import array_of
+from fedbayes.flower.border import clean
 from fedbayes.flower.post import Answer
-from fedbayes.flower.wire import Letter
+from fedbayes.flower.wire import Letter, Refused
 
 HEAD, ARRAYS = "fedbayes.head", "fedbayes.arrays"
 NUMPY = "numpy.ndarray"  # how an array is written into a record: numpy's own format, without pickle
-AT_ONCE = 16  # replies that are pulled together: so many uploads are in memory beside the sum
 GRACE = 30.0  # seconds that a message outlives its round, so that a reply just in time is not lost on its way
 
 
@@ -40,22 +43,29 @@ class GridPost:
         return ids
 
     def pull(self, ids: Iterable[str]) -> list[tuple[str, Answer]]:
-        waiting = list(ids)
-        replies: list[tuple[str, Answer]] = []
-        for start in range(0, len(waiting), AT_ONCE):
-            for message in self.grid.pull_messages(waiting[start : start + AT_ONCE]):
-                replies.append((message.metadata.reply_to_message_id, answer_of(message)))
-        return replies
+        return [(key, answer) for key in ids for answer in self._pull(key)]
+
+    def _pull(self, key: str) -> list[Answer]:
+        """The reply to one message. It is known by what was asked for: what a message says of itself is its sender's.
+
+        One at a time, for Flower takes messages apart as it pulls: one that can't be would take others with it.
+        """
+        try:
+            return [answer_of(message) for message in self.grid.pull_messages([key])][:1]
+        except (httpx.HTTPError, ConnectionError):
+            raise  # the SuperLink's, and nobody's reply
+        except Exception as error:
+            return [Refused(f"its reply can't be read ({one_line(error)})")]
 
 
 def answer_of(message: Message) -> Answer:
-    """A reply as a letter, or the reason of its error."""
-    if message.has_error():
-        return f"error {message.error.code}: {' '.join(str(message.error.reason).split()) or 'no reason given'}"
+    """A reply as a letter, the reason of its error, or why it can't be read."""
     try:
+        if message.has_error():
+            return clean(f"error {message.error.code}: {message.error.reason or 'no reason given'}")
         return letter_of(message.content)
-    except (KeyError, ValueError, TypeError) as error:
-        return f"its reply can't be read ({type(error).__name__}: {error})"
+    except Exception as error:
+        return Refused(f"its reply can't be read ({one_line(error)})")
 
 
 def array_record(letter: Letter) -> ArrayRecord:
@@ -74,5 +84,5 @@ def letter_of(content: RecordDict) -> Letter:
     arrays = content.array_records[ARRAYS]
     for name, array in arrays.items():
         if array.stype != NUMPY:
-            raise ValueError(f"array {name!r} is written as {array.stype!r}, not as {NUMPY}")
-    return Letter(head, {name: array.numpy() for name, array in arrays.items()})
+            raise ValueError(f"array {shown(name)} is written as {shown(array.stype)}, not as {NUMPY}")
+    return Letter(head, {name: array_of(array.data) for name, array in arrays.items()})

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from fedbayes.flower.wire import Letter
+from fedbayes.flower.wire import Letter, Refused
 
-Answer = Letter | str  # a reply, or why there is none
+Answer = Letter | Refused | str  # a reply, why it can't be read, or why there is none
 
 
 class Post(Protocol):

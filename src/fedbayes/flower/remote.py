@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-import torch
-
 from fedbayes.clients.client import Client, Own, Upload
 from fedbayes.engine.loop import Loop, OwnState
 from fedbayes.errors import InputError
 from fedbayes.federation.program import LONE_NOISE, MEMBERS, NOISE_PART, WHO, FederationState, Order, Outcome
 from fedbayes.federation.round import broadcast_of, drawn
+from fedbayes.flower.border import Form, Refusal, guarded, opened, reply_of, scores_of
 from fedbayes.flower.node import EVALUATE, REFINE, TRAIN
 from fedbayes.flower.post import Answer, exchange
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings
-from fedbayes.flower.total import Reply, Total
-from fedbayes.flower.wire import Head, Letter, Refused, check_head, read, write
+from fedbayes.flower.total import Total
+from fedbayes.flower.wire import Head, Letter, write
 from fedbayes.posterior.values import Draws, Parts
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
@@ -46,19 +44,22 @@ class Remote:
             return self._secure(order, own, after)
         least = min(self.settings.min_clients, len(order.cohort))  # of a cohort that was made to drop out, who is left
         total = Total(self.program, order, self.settings.coding)
+        like = self.program.pooling.uploaded({part: total.sent[part] for part in self.program.pooling.rules})
         for attempt in range(self.settings.attempts if order.cohort else 0):
             if attempt:
                 self.notes.append(f"{total.counted} of at least {least} clients answered; the others were asked again")
             asked = self._choose(order, total)
-            waiting = set(asked)
+            waiting, rows = set(asked), {k: self.roll.cards[node].rows for k, node in asked.items()}
             for client, answer in self._ask(order, own, asked):
                 waiting.discard(client)
-                try:
-                    total.hold(client, self._read(client, answer, order, total.sent))
-                except Refused as why:
-                    total.left_out[client] = str(why)
+                form = Form(like, self.settings.coding, total.sent, rows[client])
+                reply = guarded(client, reply_of, answer, self._expected(client, order.round), form)
+                if isinstance(reply, Refusal):
+                    total.left_out[client] = reply.reason
                     if isinstance(answer, str):  # it may be gone, though Flower does not know yet
                         self.roll.forget(client)
+                else:
+                    total.hold(client, reply)
                 total.add(before=min(waiting, default=None))
                 after()
             if total.counted >= least:
@@ -91,11 +92,11 @@ class Remote:
                         after()
                     yield nodes[node], answer
 
-            def opened(client: int, answer: Answer) -> Letter:
-                return self._opened(client, answer, round=order.round)
+            def read_one(client: int, answer: Answer) -> Letter:
+                return opened(answer, self._expected(client, order.round))
 
             try:
-                made = attempt.run({k: _counted(own(k)) for k in asked}, unit, exchange, opened)
+                made = attempt.run({k: _counted(own(k)) for k in asked}, unit, exchange, read_one)
                 if made.counted >= min(self.settings.min_clients, len(order.cohort)):
                     self.notes += attempt.notes
                     self.took_part = sorted(made.own)
@@ -152,13 +153,17 @@ class Remote:
         asked = {node: client for client, node in there.items() if cards[client].test_rows}
         arrays = write(parts, self.settings.coding)
         letters = {n: Letter({**self._coded(), **about(k), "client": k}, arrays) for n, k in asked.items()}
-        made: dict[int, Sums] = {}
+        scores: dict[int, Sums] = {}
         for node, answer in self._exchange(kind, letters):
-            try:
-                made[asked[node]] = self._read_sums(asked[node], answer, letters[node].head["round"])
-            except Refused as why:
-                self.notes.append(f"client {asked[node]} was left out of the scores: {why}")
-        yield from sorted(made.items())
+            client = asked[node]
+            expected = self._expected(client, letters[node].head["round"])
+            target = self.program.model.likelihood.kind
+            reply = guarded(client, scores_of, answer, expected, target, cards[client].test_rows)
+            if isinstance(reply, Refusal):
+                self.notes.append(f"client {client} was left out of the scores: {reply.reason}")
+            else:
+                scores[client] = reply.sums
+        yield from sorted(scores.items())
 
     def _choose(self, order: Order, total: Total) -> dict[int, int]:
         """Whom to ask: the cohort, and for who is not online the next in the round's order; a node for each."""
@@ -187,44 +192,16 @@ class Remote:
     def _exchange(self, kind: str, letters: Mapping[int, Letter]) -> Iterator[tuple[int, Answer]]:
         self.bytes["bytes_down"] += sum(letter.size for letter in letters.values())
         for node, answer in exchange(self.roll.post, kind, letters, self.settings.timeout):
-            if isinstance(answer, Letter):
-                self.bytes["bytes_up"] += answer.size
+            size = guarded(node, lambda answer: answer.size, answer)
+            self.bytes["bytes_up"] += 0 if isinstance(size, Refusal) else size
             yield node, answer
 
     def _coded(self) -> Head:
         return {**self.head, "dtype": self.settings.dtype, "delta": self.settings.delta}
 
-    def _opened(self, client: int, answer: Answer, **expected: Any) -> Letter:
-        if isinstance(answer, str):
-            raise Refused(answer)
-        if "refused" in answer.head:
-            raise Refused(str(answer.head["refused"]))
-        check_head(answer.head, {**self.head, "client": client, **expected})
-        return answer
-
-    def _read(self, client: int, answer: Answer, order: Order, sent: Parts) -> Reply:
-        letter = self._opened(client, answer, round=order.round)
-        shared = {part: sent[part] for part in self.program.pooling.rules}
-        parts = read(letter.arrays, self.program.pooling.uploaded(shared), self.settings.coding, sent)
-        rows, own, lost = (letter.head.get(key) for key in ("rows", "own", "lost"))
-        if type(rows) is not int or rows < 1 or type(own) is not bool:
-            raise Refused(f"rows must be a whole number of at least 1 and own true or false, not {rows!r} and {own!r}")
-        metrics = {key[7:]: float(v) for key, v in letter.head.items() if key.startswith("metric.")}
-        return Reply(parts, rows, own, lost is True, metrics)
-
-    def _read_sums(self, client: int, answer: Answer, number: int) -> Sums:
-        letter = self._opened(client, answer, round=number)
-        for name, like in _sums_like(self.program.model.likelihood.kind).items():
-            a = letter.arrays.get(name)
-            if a is None or a.dtype != np.float64 or a.shape != tuple(like.shape) or not np.isfinite(a).all():
-                raise Refused(f"its sum {name!r} is missing, of another shape or not finite")
-        return {name: torch.from_numpy(a.copy()) for name, a in letter.arrays.items()}
-
-
-def _sums_like(kind: str) -> Sums:
-    """Sums of one row of one class, for their names and shapes."""
-    row = torch.ones(1, 1)
-    return SUMS[kind][0](row, *([row] if kind == "real" else []), row[:, 0] * 0 if kind == "classes" else row)
+    def _expected(self, client: int, number: int) -> Head:
+        """What the head of a client's reply must say."""
+        return {**self.head, "client": client, "round": number}
 
 
 def _counted(own: Own | None) -> int:

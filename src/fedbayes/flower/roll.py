@@ -6,17 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from fedbayes.flower.border import Card, Refusal, card_of, guarded
 from fedbayes.flower.node import QUERY
 from fedbayes.flower.post import Answer, Post, exchange
-from fedbayes.flower.wire import Head, Letter, Refused, check_head
-
-
-class Card(NamedTuple):
-    """What a node said of itself."""
-
-    client: int
-    rows: int
-    test_rows: int
+from fedbayes.flower.wire import Head, Letter, Refused
 
 
 class Away(NamedTuple):
@@ -72,31 +65,20 @@ class Roll:
         return notes
 
     def _enter(self, node: int, answer: Answer) -> None:
-        try:
-            card = self._card(answer)
-        except Refused as why:
+        card = guarded(node, self._card, answer)
+        if isinstance(card, Refusal):
             before = self.turned_away.get(node)
             delay = self.seconds if before is None else 2 * before.delay
-            self.turned_away[node] = Away(str(why), time.monotonic() + delay, delay)
-            if before is None or before.why != str(why):
-                self.notes.append(f"node {node} was turned away: {why}")
+            self.turned_away[node] = Away(card.reason, time.monotonic() + delay, delay)
+            if before is None or before.why != card.reason:
+                self.notes.append(f"node {node} was turned away: {card.reason}")
             return
         self.turned_away.pop(node, None)
         self.cards[node] = card
         self.notes.append(f"client {card.client} is online with {card.rows} rows")
 
     def _card(self, answer: Answer) -> Card:
-        if isinstance(answer, str):
-            raise Refused(answer)
-        if "refused" in answer.head:
-            raise Refused(str(answer.head["refused"]))
-        check_head(answer.head, self.head)
-        numbers = [answer.head.get(key) for key in ("client", "rows", "test_rows")]
-        if not all(type(n) is int and n >= 0 for n in numbers):
-            raise Refused(f"client, rows and test_rows must be whole numbers, not {numbers}")
-        card = Card(*numbers)  # type: ignore[arg-type]
-        if card.client >= self.clients:
-            raise Refused(f"its client number {card.client} is not below {self.clients}: see its partition-id")
+        card = card_of(answer, self.head, self.clients)
         if any(card.client == other.client for other in self.cards.values()):
             raise Refused(f"another node speaks for client {card.client} already: give each its own partition-id")
         return card

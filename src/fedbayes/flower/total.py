@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.federation.program import Contribution, Order, Outcome, Program, Terms
 from fedbayes.federation.round import add_terms, contribute
+from fedbayes.flower.border import Refusal, Reply, guarded
 from fedbayes.flower.wire import Coding, read, write
-from fedbayes.posterior.values import Parts
-
-
-class Reply(NamedTuple):
-    """A client's upload as it was read from its letter."""
-
-    parts: Parts
-    rows: int
-    own: bool
-    lost: bool
-    metrics: dict[str, float]
 
 
 class Total:
@@ -54,14 +42,14 @@ class Total:
     def _add(self, k: int, reply: Reply) -> None:
         program = self.program
         weight = torch.ones((), dtype=torch.float64) if program.needs_uploads else None
-        terms, finite = contribute(program, Upload(reply.parts, {}, {}), self._info(reply), weight)
-        if not bool(finite):
-            self.left_out[k] = LEFT_OUT
+        term = guarded(k, contribute, program, Upload(reply.parts, {}, {}), self._info(reply), weight)
+        if isinstance(term, Refusal) or not bool(term[1]):
+            self.left_out[k] = term.reason if isinstance(term, Refusal) else LEFT_OUT
             return
         if program.needs_uploads:
             self.uploads.append(Contribution(k, reply.parts, torch.tensor(reply.rows)))
         else:
-            self.terms = add_terms(program, [terms], self.terms)
+            self.terms = add_terms(program, [term[0]], self.terms)
         # The state itself stays with the client; the server keeps after which round it was counted.
         self.own[k] = {"counted": torch.tensor(self.order.round)} if reply.own else {}
         self.left_out.pop(k, None)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.errors import shown
 from fedbayes.experiments.experiment import Experiment, table_of
 from fedbayes.posterior.values import (
     KINDS,
@@ -106,7 +107,7 @@ def check_head(head: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     for key, ours in expected.items():
         theirs = head.get(key)
         if theirs != ours or type(theirs) is not type(ours):
-            raise Refused(f"{key} is {theirs!r}, not {ours!r}: {MENDS[key]}")
+            raise Refused(f"{key} is {shown(theirs)}, not {shown(ours)}: {MENDS[key]}")
 
 
 def write(parts: Parts, coding: Coding, reference: Parts | None = None) -> dict[str, np.ndarray]:
