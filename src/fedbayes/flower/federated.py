@@ -12,6 +12,7 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.build import FLOWER
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.federation.program import BY_MEMBERS, Program
+from fedbayes.flower.measured import Deadline, Measured
 from fedbayes.flower.post import Post
 from fedbayes.flower.remote import Remote
 from fedbayes.flower.roll import Roll
@@ -72,7 +73,9 @@ def federated(post: Post) -> Carrier:
             "run": (folder / TOKEN).read_text(encoding="utf-8"),
         }
         if not rolls:  # nodes are asked who they are once for all methods of a comparison
-            rolls.append(Roll(post, head, len(task.clients), settings.wait))
+            least = max(settings.min_clients, 3 if settings.secure else 1)  # below three a sum says too much of one
+            measured = Measured(post, Deadline(settings.quorum, settings.slack, least))
+            rolls.append(Roll(measured, head, len(task.clients), settings.wait))
         engine = Remote(task, rolls[0], settings, head)
         return replace(task, engine=engine, choice="engine flower: clients elsewhere", elsewhere=engine.personal)
 

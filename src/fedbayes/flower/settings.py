@@ -18,6 +18,8 @@ class Settings:
     timeout: float = 600.0  # seconds in which the clients of a round must answer
     wait: float = 120.0  # seconds in which enough nodes must be online
     attempts: int = 3  # how often a round is asked of clients that did not answer while too few did
+    quorum: float = 1.0  # the share of answers after which the others have a deadline by what they needed before
+    slack: float = 3.0  # that deadline, as a multiple of the longest time measured
     dtype: str = HELD
     delta: bool = False  # an upload travels as its difference from the broadcast
     secure: bool = False  # uploads are added under masks: the server sees their sum, and no client's own
@@ -36,11 +38,21 @@ def _whole(v: Any) -> bool:
     return isinstance(v, int) and not isinstance(v, bool) and v >= 1
 
 
+def _share(v: Any) -> bool:
+    return _number(v) and v <= 1
+
+
+def _factor(v: Any) -> bool:
+    return _number(v) and 1 <= v < float("inf")
+
+
 REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "min_clients": ("a whole number of at least 1", _whole),
     "timeout": ("a positive number of seconds", _number),
     "wait": ("a positive number of seconds", _number),
     "attempts": ("a whole number of at least 1", _whole),
+    "quorum": ("a share above 0, of 1 at most", _share),
+    "slack": ("a number of at least 1", _factor),
     "dtype": (f"one of {', '.join(DTYPES)}", lambda v: v in DTYPES),
     "delta": ("true or false", lambda v: isinstance(v, bool)),
     "secure": ("true or false", lambda v: isinstance(v, bool)),

@@ -1,0 +1,118 @@
+"""A post with a clock: it measures how long nodes take, and gives up those that are silent when most have answered."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fedbayes.flower.node import QUERY
+from fedbayes.flower.post import Answer, Post
+from fedbayes.flower.wire import Letter
+
+REMEMBERED = 5  # of the last answers of a node to letters of one kind, the longest counts
+
+
+@dataclass
+class Batch:
+    """Letters that were sent together: when, which are still open, and how long those took that were answered."""
+
+    kind: str
+    began: float
+    ends: float
+    clients: dict[int, int | None]  # by node, where the letter names one
+    waiting: dict[str, int]  # nodes by message
+    took: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When a node that has not answered is given up: of a batch `quorum` must have answered, and at least `least`.
+
+    It then has `slack` times the longest of what it needed before and what the others needed now.
+    """
+
+    quorum: float = 1.0
+    slack: float = 3.0
+    least: int = 1
+
+
+class Measured:
+    """Another post with a clock. A reply that comes after its node was given up is measured, and thrown away.
+
+    Without that, a node slower than the others would be given up for ever: so it has its own time from then on, and
+    only who never answers is not waited for.
+    """
+
+    def __init__(self, post: Post, deadline: Deadline, clock: Callable[[], float] = time.monotonic) -> None:
+        self.post, self.deadline, self.clock = post, deadline, clock
+        self.pause = post.pause
+        self.online = 0
+        self.batches: list[Batch] = []
+        self.late: dict[str, tuple[Batch, int]] = {}
+        self.before: dict[tuple[int, str], deque[float]] = {}
+
+    def nodes(self) -> list[int]:
+        nodes = self.post.nodes()
+        self.online = len(nodes)
+        return nodes
+
+    def push(self, kind: str, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]:
+        began = self.clock()
+        ids = self.post.push(kind, letters, seconds)
+        clients = {node: letter.head.get("client") for node, letter in letters.items()}
+        self.batches = [batch for batch in self.batches if batch.waiting and batch.ends > began]
+        self.batches.append(Batch(kind, began, began + seconds, clients, dict(ids)))
+        return ids
+
+    def pull(self, ids: Iterable[str]) -> list[tuple[str, Answer]]:
+        wanted = set(ids)
+        now = self.clock()
+        self.late = {key: entry for key, entry in self.late.items() if entry[0].ends > now}
+        replies = []
+        for key, answer in self.post.pull([*wanted, *self.late]):
+            now = self.clock()
+            if key in self.late:
+                batch, node = self.late.pop(key)
+                self._note(batch, node, answer, now - batch.began)
+            else:
+                self._take(key, answer, now)
+                replies.append((key, answer))
+        return replies + self._given_up(wanted - {key for key, _ in replies})
+
+    def _take(self, key: str, answer: Answer, now: float) -> None:
+        for batch in self.batches:
+            if key in batch.waiting:
+                self._note(batch, batch.waiting.pop(key), answer, now - batch.began)
+
+    def _note(self, batch: Batch, node: int, answer: Answer, seconds: float) -> None:
+        if isinstance(answer, Letter) and "refused" not in answer.head:  # an error says nothing of how long work takes
+            batch.took[node] = seconds
+            self.before.setdefault((node, batch.kind), deque(maxlen=REMEMBERED)).append(seconds)
+
+    def _given_up(self, wanted: set[str]) -> list[tuple[str, Answer]]:
+        """Messages whose nodes have had their time, each with the reason."""
+        replies: list[tuple[str, Answer]] = []
+        for batch in self.batches:
+            elapsed = self.clock() - batch.began
+            for key, node in [*batch.waiting.items()]:
+                allowed = self._allowed(batch, node)
+                if key in wanted and elapsed > allowed:
+                    del batch.waiting[key]
+                    self.late[key] = batch, node
+                    why = f"no reply within {allowed:.3g} s, {self.deadline.slack:g} times what clients need"
+                    replies.append((key, why))
+        return replies
+
+    def _allowed(self, batch: Batch, node: int) -> float:
+        """The seconds that a node has to answer; endless while too few others have."""
+        of = max(self.online, len(batch.clients)) if batch.kind == QUERY else len(batch.clients)
+        answered = len(batch.took) if batch.kind != QUERY else of - len(batch.waiting)
+        if answered < max(self.deadline.least, math.ceil(self.deadline.quorum * of)):
+            return math.inf
+        known = [t for (_, kind), times in self.before.items() if kind == batch.kind for t in times]
+        own = self.before.get((node, batch.kind), ())
+        longest = max([*(batch.took.values() or known), *own], default=math.inf)
+        return max(self.deadline.slack * longest, 2 * self.pause)
