@@ -184,7 +184,7 @@ def test_flowers_own_grid_carries_it(tiny: Experiment, tmp_path: Path, monkeypat
 
 
 ASKED = {  # what a curious server might ask of client 0, and how it is answered
-    "twice": (lambda h: h, "in turn"),
+    "another sum": (lambda h: {**h, "alive": h["alive"][:4], "gone": h["alive"][4:]}, "in turn"),
     "both of one": (lambda h: {**h, "gone": [*h["gone"], h["alive"][1]]}, "together would show"),
     "all gone": (lambda h: {**h, "alive": h["alive"][:1], "gone": h["alive"][1:]}, "too few"),
     "another round": (lambda h: {**h, "round": 7}, "in turn"),
@@ -199,8 +199,9 @@ def test_a_node_gives_no_shares_that_show_an_upload(tiny: Experiment, tmp_path: 
     class Curious(InProcess):
         def _answer(self, kind: str, node: int, letter: Letter) -> Answer:
             if kind == SECURE[3] and node == 100 and not said:
-                if what == "twice":
-                    super()._answer(kind, node, letter)
+                if what == "another sum":  # asked in the same words again it answers the same
+                    first = super()._answer(kind, node, letter)
+                    assert first == super()._answer(kind, node, letter)
                 said.append(super()._answer(kind, node, Letter(change(letter.head), {})))
             return super()._answer(kind, node, letter)
 

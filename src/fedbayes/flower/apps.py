@@ -17,8 +17,9 @@ from fedbayes.experiments.experiment import Experiment, read, with_settings
 from fedbayes.flower.answers import answer
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.grid import GridPost, content_of, letter_of
-from fedbayes.flower.kept import Kept, Slot, in_file
+from fedbayes.flower.kept import Kept, Slot, in_file, shown_in_file
 from fedbayes.flower.node import EVALUATE, QUERY, REFINE, SECURE, TRAIN, Node
+from fedbayes.flower.shown import Shown
 from fedbayes.flower.wire import Letter
 from fedbayes.runs.folder import Watch
 from fedbayes.runs.journal import Record
@@ -86,16 +87,18 @@ def _answer(x: Experiment, kind: str, letter: Letter, context: Context, state: s
         return Letter({"refused": f"method is {method!r}, not one of {', '.join(x.all_methods)}"}, {})
     device = str(context.node_config.get("device", x.device))
     node = Node(replace(x.only(method), device=device), client)
-    return answer(node, kind, letter, _kept(context, state, f"{letter.head.get('run')}.{method}.{client}"))
+    return answer(node, kind, letter, _kept(context, state, f"{letter.head.get('run')}.{method}", client))
 
 
-def _kept(context: Context, folder: str | Path | None, name: str) -> Kept:
+def _kept(context: Context, folder: str | Path | None, name: str, client: int) -> Kept:
     """What a client keeps, in the folder where there is one, else in Flower's context, which ends with the run."""
+    name = f"{name}.{client}"
     secret = _slot(context, f"{OWN}.{name}.secret")
     if folder is not None:
         plain = "".join(c if c.isalnum() else "-" for c in name)
-        return in_file(Path(folder) / f"{plain}.safetensors", secret)
-    return Kept(*_slot(context, f"{OWN}.{name}"), secret)
+        shown = shown_in_file(Path(folder) / f"sums-{client}.json")
+        return in_file(Path(folder) / f"{plain}.safetensors", secret, shown)
+    return Kept(*_slot(context, f"{OWN}.{name}"), secret, Shown(*_slot(context, f"{OWN}.{name}.sums")))
 
 
 def _slot(context: Context, key: str) -> Slot:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 
 from fedbayes.clients.client import Own
 from fedbayes.files import write_atomically
+from fedbayes.flower.shown import Shown
 from fedbayes.runs import sealed
 
 
@@ -38,11 +40,16 @@ class Kept:
     """
 
     def __init__(
-        self, fetch: Callable[[], bytes | None], store: Callable[[bytes], None], secret: Slot | None = None
+        self,
+        fetch: Callable[[], bytes | None],
+        store: Callable[[bytes], None],
+        secret: Slot | None = None,
+        shown: Shown | None = None,
     ) -> None:
         self.fetch = fetch
         self.store = store
         self.secret = in_memory() if secret is None else secret  # of a secure sum, from one letter to the next
+        self.shown = Shown(*in_memory()) if shown is None else shown  # secure sums that it helped to show
 
     def after(self, number: int, device: torch.device) -> Own | None:
         """Own state after a round; None before the first (-1). Lost where there is none of that round."""
@@ -66,8 +73,29 @@ class Kept:
             self.store(sealed.pack(rows))
 
 
-def in_file(path: Path, secret: Slot | None = None) -> Kept:
+def file_slot(path: Path) -> Slot:
+    """A file, written whole or not at all."""
+    return Slot(lambda: path.read_bytes() if path.is_file() else None, lambda block: write_atomically(path, block))
+
+
+def in_file(path: Path, secret: Slot | None = None, shown: Shown | None = None) -> Kept:
     """Own state in a file, which outlives the node and the run; secrets of a round are never in a file."""
-    return Kept(
-        lambda: path.read_bytes() if path.is_file() else None, lambda block: write_atomically(path, block), secret
-    )
+    return Kept(*file_slot(path), secret, shown)
+
+
+def shown_in_file(path: Path) -> Shown:
+    """Which sums were shown, in a file of all runs: a run that is begun again must not show the difference."""
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            yield
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    return Shown(*file_slot(path), alone)

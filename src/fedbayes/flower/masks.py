@@ -26,7 +26,6 @@ from flwr.supercore.primitives.asymmetric import (
 
 __all__ = ["agreed", "box", "combine_shares", "create_shares", "key_pair", "mask", "neighbours", "opened", "threshold"]
 
-LEAST = 3  # clients below which a sum says too much of one
 NEIGHBOURS = 32  # that a client has on each side, at most: a cohort of up to 65 is a complete graph
 
 
@@ -61,10 +60,15 @@ def opened(key: bytes, sealed: bytes) -> list[bytes]:
 
 
 def mask(seed: bytes, purpose: str, size: int) -> np.ndarray:
-    """So many words of 64 bits that only the holders of the seed can tell from noise."""
+    """So many words of 64 bits that only the holders of the seed can tell from noise; others for another purpose."""
     key = hashlib.sha256(purpose.encode() + b"\0" + seed).digest()
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(8 * size)), np.uint64)
+
+
+def purpose(what: str, run: str, number: int, attempt: str) -> str:
+    """What a mask is for: each attempt at a round has masks of its own, whatever its keys are."""
+    return f"{what} {run} {number} {attempt}"
 
 
 def neighbours(clients: Sequence[int], seed: int) -> dict[int, list[int]]:

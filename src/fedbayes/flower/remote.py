@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedbayes.flower.node import EVALUATE, REFINE, TRAIN
 from fedbayes.flower.post import Answer, exchange
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings
+from fedbayes.flower.shown import Clients
 from fedbayes.flower.total import Total
 from fedbayes.flower.wire import Head, Letter, write
 from fedbayes.posterior.values import Draws, Parts
@@ -78,12 +80,13 @@ class Remote:
         """The sum without the terms; begun anew, with new keys, where too many dropped out of it."""
         from fedbayes.flower.secure_sum import MASKED, SecureSum, TooFew  # needs Flower's cryptography
 
-        why = ""
-        for _ in range(self.settings.attempts):
+        why, sums = "", list[Clients]()
+        for number in range(self.settings.attempts):
             asked = self._choose(order, Total(self.program, order, self.settings.coding))
             rows = {card.client: card.rows for card in self.roll.cards.values()}
             unit = sum(rows[k] for k in asked) / max(1, len(asked))
-            attempt = SecureSum(self.program, order, self.settings, self._coded())
+            head = {**self._coded(), "attempt": f"{number}-{secrets.token_hex(8)}"}
+            attempt = SecureSum(self.program, order, self.settings, head, sums)
 
             def exchange(kind: str, letters: Mapping[int, Letter], asked: Any = asked) -> Iterator[tuple[int, Answer]]:
                 nodes = {asked[k]: k for k in letters}
@@ -97,11 +100,9 @@ class Remote:
 
             try:
                 made = attempt.run({k: _counted(own(k)) for k in asked}, unit, exchange, read_one)
-                if made.counted >= min(self.settings.min_clients, len(order.cohort)):
-                    self.notes += attempt.notes
-                    self.took_part = sorted(made.own)
-                    return made
-                why = f"{made.counted} clients answered, min_clients is {self.settings.min_clients}"
+                self.notes += attempt.notes
+                self.took_part = sorted(made.own)
+                return made
             except TooFew as error:
                 why = str(error)
             why += "".join(f"; client {k}: {text}" for k, text in sorted(attempt.left_out.items()))

@@ -15,14 +15,16 @@ from fedbayes.flower import masks
 from fedbayes.flower.fixed import METRIC, flat, quantise, split
 from fedbayes.flower.kept import Kept
 from fedbayes.flower.node import Node
+from fedbayes.flower.shown import LEAST, Sum, digest
 from fedbayes.flower.wire import Letter, Refused
 
-# Each letter may follow only the one before it, in one round: a server that asks twice could subtract what it got.
-ORDER = {
-    "train.keys": None,
-    "train.shares": "train.keys",
-    "train.masked": "train.shares",
-    "train.unmask": "train.masked",
+# What each letter may follow in one attempt at a round: a server that asks twice could subtract what it got. Only the
+# last may come again, word for word, for a reply may be lost: its answer is the same, and says nothing new.
+ORDER: dict[str, tuple[str, ...]] = {
+    "train.keys": (),
+    "train.shares": ("train.keys",),
+    "train.masked": ("train.shares",),
+    "train.unmask": ("train.masked", "train.unmask"),
 }
 
 
@@ -31,11 +33,12 @@ def answer(node: Node, kind: str, letter: Letter, kept: Kept) -> Letter:
     block = kept.secret.fetch()
     secret: dict[str, Any] = json.loads(block) if block and ORDER[kind] else {}
     at = [letter.head["run"], letter.head["round"], letter.head["attempt"]]
-    if ORDER[kind] and (secret.get("at") != at or secret.get("after") != ORDER[kind]):
-        raise Refused(f"a secure sum asks in turn: {kind} came without {ORDER[kind]} of the same round")
+    if ORDER[kind] and (secret.get("at") != at or secret.get("after") not in ORDER[kind]):
+        raise Refused(f"a secure sum asks in turn: {kind} came without {ORDER[kind][0]} of the same attempt")
+    secret["at"] = at
     kept.secret.store(b"")  # whatever happens now, no letter is answered twice
     made = ANSWERS[kind](node, letter, kept, secret)
-    kept.secret.store(json.dumps({**secret, "at": at, "after": kind}).encode())
+    kept.secret.store(json.dumps({**secret, "after": kind}).encode())
     return made
 
 
@@ -51,7 +54,7 @@ def shares(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
     head = letter.head
     near = dict(zip(head["near"], zip(head["mask_keys"], head["box_keys"])))
     public = [key for pair in near.values() for key in pair]
-    if node.client in near or len({*public}) < len(public) or len(near) + 1 < masks.LEAST:
+    if node.client in near or len({*public}) < len(public) or len(near) + 1 < LEAST:
         raise Refused("its neighbours' keys are too few, or not one of each")
     holders = sorted([node.client, *near])
     needed = masks.threshold(len(holders))
@@ -90,29 +93,35 @@ def masked(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
     figures = {name: torch.as_tensor(value).double() for name, value in upload.metrics.items()}
     hidden, clear = split(program, {**terms, **({METRIC: figures} if figures else {})})
     vector = quantise(hidden, head["clients"])
-    vector = vector + masks.mask(bytes.fromhex(secret["seed"]), "own", len(vector))
+    vector = vector + masks.mask(bytes.fromhex(secret["seed"]), masks.purpose("own", *secret["at"]), len(vector))
     for k in map(int, secret["held"]):
         if k != node.client:
             key = masks.agreed(bytes.fromhex(secret["mask"]), bytes.fromhex(secret["near"][str(k)][0]))
-            pair = masks.mask(key, "pair", len(vector))
+            pair = masks.mask(key, masks.purpose("pair", *secret["at"]), len(vector))
             vector = vector + pair if node.client > k else vector - pair
+    secret["broadcast"] = digest(head["method"], trained.broadcast)
     kept.put(head["round"], upload.own, head["counted"], trained.own)
     arrays = {"sum": vector, **{name: np.asarray(t.cpu()) for name, t in flat(clear).items()}}
     return Letter(node.reply(letter, own=bool(upload.own), lost=trained.lost, figures=sorted(figures)), arrays)
 
 
 def unmask(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Letter:
-    """Shares of the seeds of those who answered, and of the keys of those who did not; never both of one client."""
-    alive, gone = set(letter.head["alive"]), set(letter.head["gone"])
-    known = {int(k) for k in secret["held"]}
-    if alive & gone or not alive | gone <= known or node.client not in alive:
+    """Shares of the seeds of those in the sum, and of the keys of neighbours who are not; never both of one client."""
+    alive, gone = sorted({*letter.head["alive"]}), sorted({*letter.head["gone"]})
+    known, near = {int(k) for k in secret["held"]}, {*alive} & {int(k) for k in secret["held"]}
+    if {*alive} & {*gone} or not {*gone} <= known or node.client not in alive:
         raise Refused("it was asked for shares that together would show a client's upload")
-    if len(alive) < masks.threshold(len(secret["near"]) + 1):
+    if not 0 <= alive[0] <= alive[-1] < len(node.task.clients):
+        raise Refused("it was asked for a sum over clients that are not in the experiment")
+    if len(near) < masks.threshold(len(secret["near"]) + 1):
         raise Refused("too few of its neighbours are left to hide one another")
+    if secret.setdefault("given", [alive, gone]) != [alive, gone]:
+        raise Refused("a secure sum asks in turn: it gave the shares of another sum of this attempt already")
+    run, number, _ = secret["at"]
+    kept.shown.admit(Sum(f"{run} {letter.head['method']} {number}", secret["broadcast"], frozenset(alive)))
     held = {k: [bytes.fromhex(share) for share in secret["held"][str(k)]] for k in known}
-    given = [held[k][0] if k in alive else held[k][1] for k in sorted(alive | gone)]
-    secret.clear()
-    return Letter(node.reply(letter, of=sorted(alive | gone), shares=given), {})
+    of = sorted(near | {*gone})
+    return Letter(node.reply(letter, of=of, shares=[held[k][0] if k in near else held[k][1] for k in of]), {})
 
 
 def _take_boxes(node: Node, secret: dict[str, Any], boxes: dict[int, bytes]) -> None:

@@ -18,6 +18,7 @@ from fedbayes.flower import masks
 from fedbayes.flower.fixed import METRIC, dequantise, flat, split
 from fedbayes.flower.post import Answer
 from fedbayes.flower.settings import Settings
+from fedbayes.flower.shown import LEAST, Clients, few, names
 from fedbayes.flower.wire import Head, Letter, Refused, write
 
 KEYS, SHARES, MASKED, UNMASK = "train.keys", "train.shares", "train.masked", "train.unmask"
@@ -30,12 +31,20 @@ class TooFew(ValueError):
 
 
 class SecureSum:
-    """One attempt at a round's sum, over the clients that are asked."""
+    """One attempt at a round's sum, over the clients that are asked.
 
-    def __init__(self, program: Program, order: Order, settings: Settings, head: Head) -> None:
+    Who is in it is settled before anything is unmasked: an attempt with too few clients, or with a few more or less
+    than one of the same round that may have been unmasked, ends before that and shows nothing.
+    """
+
+    def __init__(self, program: Program, order: Order, settings: Settings, head: Head, before: list[Clients]) -> None:
         self.program, self.order, self.settings = program, order, settings
-        self.head = {**head, "round": order.round, "attempt": secrets.token_hex(4)}
+        self.before = before  # the sums of this round that were asked for; this one joins them
+        self.at = head["run"], order.round, head["attempt"]
+        self.head = {**head, "round": order.round}
+        self.least = max(LEAST, min(settings.min_clients, len(order.cohort)))
         self.left_out: dict[int, str] = {}
+        self.withheld: dict[int, str] = {}  # by those who are in the sum, but give no shares
         self.notes: list[str] = []
 
     def run(self, counted: Mapping[int, int], unit: float, exchange: Exchange, read_one: Open) -> Outcome:
@@ -77,31 +86,42 @@ class SecureSum:
 
     def _take_off(self, total: _Total, near: Mapping[int, list[int]]) -> None:
         """Ask for the shares of what hides the sum, and take it off."""
-        alive = set(total.own)
-        about = {
-            k: {"alive": [j for j in [k, *near[k]] if j in alive], "gone": [j for j in near[k] if j not in alive]}
-            for k in alive
-        }
+        alive = frozenset(total.own)
+        if clients := few([*self.before, alive]):
+            raise TooFew(
+                f"beside a sum of this round that may be known, one over {names(alive)} would show {names(clients)}"
+            )
+        self.before.append(alive)
+        about = {k: {"alive": sorted(alive), "gone": [j for j in near[k] if j not in alive]} for k in alive}
         found: dict[int, list[bytes]] = {}
-        for letter in self._ask(UNMASK, about, of=list, shares=list).values():
-            for owner, share in zip(letter.head["of"], letter.head["shares"]):
-                found.setdefault(owner, []).append(share)
+        for _ in range(self.settings.attempts):
+            given = self._ask(UNMASK, about, of=list, shares=list)
+            about = {k: head for k, head in about.items() if k not in given and k not in self.withheld}
+            for letter in given.values():
+                for owner, share in zip(letter.head["of"], letter.head["shares"]):
+                    found.setdefault(owner, []).append(share)
+            if all(len(found.get(k, [])) >= masks.threshold(self.holders[k]) for k in near):
+                break
         for k in near:
             held = found.get(k, [])
             if len(held) < masks.threshold(self.holders[k]):
-                raise TooFew(f"{len(held)} of {masks.threshold(self.holders[k])} shares of client {k}'s mask came back")
+                reasons = "".join(f"; client {j}: {why}" for j, why in sorted(self.withheld.items()))
+                needed = masks.threshold(self.holders[k])
+                raise TooFew(f"{len(held)} of {needed} shares of client {k}'s mask came back{reasons}")
             secret = masks.combine_shares(held)
             if k in alive:
-                total.vector -= masks.mask(secret, "own", len(total.vector))
+                total.vector -= masks.mask(secret, masks.purpose("own", *self.at), len(total.vector))
                 continue
             for j in near[k]:  # what is left of its masks lies on its neighbours' vectors
                 if j in alive:
-                    pair = masks.mask(masks.agreed(secret, self.keys[j]), "pair", len(total.vector))
+                    pair = masks.mask(
+                        masks.agreed(secret, self.keys[j]), masks.purpose("pair", *self.at), len(total.vector)
+                    )
                     total.vector += pair if k > j else -pair
 
     def _enough(self, there: Mapping[int, Any]) -> None:
-        if len(there) < masks.LEAST:
-            raise TooFew(f"{len(there)} clients answered, a secure sum needs {masks.LEAST}")
+        if len(there) < self.least:
+            raise TooFew(f"{len(there)} clients answered, a secure sum needs {self.least}")
 
     def _ask(self, kind: str, about: Mapping[int, Head], **kinds: type) -> dict[int, Letter]:
         made = dict(sorted(self._each(kind, about, {}, **kinds)))
@@ -123,6 +143,8 @@ class SecureSum:
             except Refused as why:
                 if kind != UNMASK:
                     self.left_out[k] = str(why)
+                elif isinstance(answer, Letter):  # it refused, and would again; one who is silent may be asked again
+                    self.withheld[k] = str(why)
                 continue
             yield k, letter
 
