@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from inspect import Signature, signature
+from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 from fedbayes.errors import InputError, shown, unknown
 
 Class = TypeVar("Class", bound=type)
+Record = TypeVar("Record")
 LARGEST = 3.4e38  # options become tensors of a network's precision
 
 # What may differ between members of a sweep that are one tensor program.
@@ -20,7 +22,7 @@ KINDS = {
     "program": "part of the program: members that differ in it are trained apart",
     "scalar": "a number that the program reads",
     "switch": "a number that the program reads, but without it (0) the program is another",
-    "server": "known to the server alone, or to the first broadcast",
+    "server": "no part of the clients' program: the server's alone, the first broadcast, or who holds which rows",
 }
 
 
@@ -34,7 +36,7 @@ class Check(NamedTuple):
 
 def is_number(v: Any) -> bool:
     """Whether a value is a number that float32 can hold; true and false are none."""
-    return isinstance(v, int | float) and not isinstance(v, bool) and -LARGEST < v < LARGEST
+    return isinstance(v, Real) and not isinstance(v, bool) and bool(-LARGEST < v < LARGEST)  # type: ignore[operator]
 
 
 def number(words: str, holds: Callable[[Any], bool]) -> Check:
@@ -44,7 +46,7 @@ def number(words: str, holds: Callable[[Any], bool]) -> Check:
 def whole(least: int, words: str = "a whole number") -> Check:
     """A whole number that is not below `least`."""
     bound = "" if least == 0 else f" of at least {least}" if " of " not in words else f", at least {least}"
-    return Check(words + bound, lambda v: is_number(v) and isinstance(v, int) and v >= least)
+    return Check(words + bound, lambda v: isinstance(v, Integral) and is_number(v) and int(v) >= least)
 
 
 def one_of(choices: Collection[str]) -> Check:
@@ -54,6 +56,11 @@ def one_of(choices: Collection[str]) -> Check:
         return v in choices if isinstance(v, str) else type(v) not in (bool, int, float, list, tuple, dict)
 
     return Check("text", holds, choices)
+
+
+def name_in(choices: Collection[str]) -> Check:
+    """A name of a table, and nothing else."""
+    return Check("text", lambda v: isinstance(v, str) and v in choices, choices)
 
 
 def each(check: Check) -> Check:
@@ -75,25 +82,30 @@ up_to_one = number("in (0, 1]", lambda v: 0 < v <= 1)
 at_least_one = whole(1)
 flag = Check("true or false", lambda v: isinstance(v, bool))
 patterns = Check("a list of names", _texts)
+finite = number("a number", lambda v: True)
+text = Check("text", lambda v: isinstance(v, str) and v != "")
+subtable = Check("a table of options", lambda v: isinstance(v, Mapping))
 
 
 def option(
     about: str,
     check: Check | None = None,
     *,
-    default: Any,
+    default: Any = MISSING,
+    factory: Any = MISSING,
     kind: str = "program",
     importable: bool = False,
     rare: bool = False,
 ) -> Any:
     """A field of a record: what it means, what it must be, its default, and its kind (see `KINDS`).
 
-    `None` is allowed where it is the default. `importable`: an experiment file may name an object of the user's own,
-    as package.module:name. `rare` ones are shown last.
+    `factory` makes the default where it is a table: `factory=dict`. `None` is allowed where it is the default.
+    `importable`: an experiment file may name an object of the user's own, as package.module:name. `rare` ones are
+    shown last.
     """
     assert kind in KINDS
     metadata = {"about": about, "check": check, "kind": kind, "importable": importable, "rare": rare}
-    return field(default=default, metadata=metadata)
+    return field(default=default, default_factory=factory, metadata=metadata)
 
 
 def with_default(cls: Any, name: str, *, default: Any) -> Any:
@@ -126,20 +138,36 @@ def check_names(what: str, given: Iterable[str], known: Collection[str]) -> None
 def check_values(values: Any) -> None:
     """Refuse values of a record that do not meet their check, each by name."""
     for name, f in options_of(values).items():
-        value, check = getattr(values, name), f.metadata["check"]
-        if check is None or (value is None and f.default is None):
-            continue
-        if check.choices is not None and isinstance(value, str) and not check.holds(value):
-            raise unknown(name, value, check.choices)
-        if not check.holds(value):
-            raise InputError(f"{name} must be {check.words}, not {shown(value)}")
+        value = getattr(values, name)
+        if value is not None or f.default is not None:
+            check_value(name, f, value)
+
+
+def check_value(name: str, f: Field[Any], value: Any, where: str = "") -> None:
+    """Refuse a value that does not meet the check of its option; `where` says what holds it."""
+    check = f.metadata["check"]
+    if check is None or check.holds(value):
+        return
+    if check.choices is not None and isinstance(value, str):
+        raise unknown(name, value, check.choices)
+    raise InputError(f"{where}{name} must be {check.words}, not {shown(value)}")
+
+
+def record_of(cls: type[Record], values: Mapping[str, Any], where: str) -> Record:
+    """A record from a table of a file: an unknown key or a value of the wrong kind is an error that names it."""
+    known = options_of(cls)
+    for name, value in values.items():
+        if name not in known:
+            raise unknown(f"key in {where}", name, known)
+        check_value(name, known[name], value, f"{where}: ")
+    return cls(**values)
 
 
 def described(cls: Any) -> list[tuple[str, str, str, str]]:
     """Rows of a table: name, default, what it must be, what it means."""
     rows = []
     for name, f in options_of(cls).items():
-        default = "" if f.default is MISSING else repr(f.default)
+        default = "{}" if f.default_factory is dict else "" if f.default is MISSING else repr(f.default)
         check = f.metadata["check"]
         rows.append((name, default, "" if check is None else check.words, f.metadata["about"]))
     return rows

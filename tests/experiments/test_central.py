@@ -112,7 +112,7 @@ def test_a_point_method_pre_trains_too():
     [
         ({"partition_options": {"k": 2}}, "server has no rows"),
         ({"pretrain": {"epoch": 3}}, "epochs"),
-        ({"pretrain": {"options": 3}}, "pretrain.options must be a table"),
+        ({"pretrain": {"options": 3}}, "pretrain: options must be a table"),
         ({"pretrain": {"options": {"kl_wait": 3}}}, "kl_weight"),
         ({"monitor": "loss"}, "monitor"),
     ],

@@ -91,7 +91,7 @@ def resume(folder: Folder, tensorboard: Events = False) -> None:
 
 def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
     """Train here, or on Flower's local simulation."""
-    from fedbayes.experiments.build import FLOWER
+    from fedbayes.experiments.keys import FLOWER
     from fedbayes.runs.folder import run as train
 
     if experiment.engine != FLOWER:

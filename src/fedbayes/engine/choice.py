@@ -123,13 +123,6 @@ def _mode(compile: str, device: str, steps: int) -> tuple[str, str]:
     return ("graph" if device == "cuda" else "compiled"), about
 
 
-PRECISIONS = {
-    "float32": "all in float32",
-    "tf32": "float32 with TF32 products on a GPU",
-    "bf16": "training in bfloat16 by autocast, posteriors and predictions in float32",
-}
-
-
 @contextmanager
 def tensor_cores(precision: str) -> Iterator[None]:
     """Matrix products and convolutions of float32 in TF32 where asked for; PyTorch's convolutions would be unasked."""

@@ -17,6 +17,7 @@ from fedbayes.data.partition import PARTITIONS
 from fedbayes.errors import InputError, unknown
 from fedbayes.experiments.central import at_server, centralised
 from fedbayes.experiments.experiment import Experiment
+from fedbayes.experiments.keys import FLOWER
 from fedbayes.experiments.own_code import called, imported, naming, parameters, users_code
 from fedbayes.experiments.own_pieces import dealing
 from fedbayes.experiments.sites import alone, asks_for_client, everybody
@@ -28,8 +29,6 @@ from fedbayes.noise import seeded
 from fedbayes.options import options_of
 from fedbayes.training.personal import Federation
 from fedbayes.training.rounds import Task, prepare, pretrained
-
-FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
 
 
 def build(experiment: Experiment, *, network: nn.Module | None = None, clients: Clients | None = None) -> Task:

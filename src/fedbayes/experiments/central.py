@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedbayes.errors import InputError, unknown
+from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
+from fedbayes.experiments.keys import Pretraining
 from fedbayes.methods import Method
 from fedbayes.noise import address
-
-# Keys of an experiment's table `pretrain`: at most so many epochs on the server's rows; of them a share is held out,
-# by whose accuracy the best epoch is kept, and after `patience` epochs without a better one it ends. `options` are the
-# method's where the server's are others than the clients'.
-PRETRAIN: dict[str, Any] = {"epochs": 100, "patience": 10, "validation": 0.1, "options": {}}
+from fedbayes.options import record_of
 
 
 def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
@@ -39,13 +36,8 @@ def at_server(x: Experiment, method: Method) -> Experiment:
 
     A prior that would be replaced each round is fixed: there is no posterior yet that could be one.
     """
-    given = {**PRETRAIN, **x.pretrain}
-    for key in given:
-        if key not in PRETRAIN:
-            raise unknown("key of pretrain", key, PRETRAIN)
-    if not isinstance(given["options"], Mapping):
-        raise InputError(f"pretrain.options must be a table of the method's options, not {given['options']!r}")
-    options = {**x.options, **given["options"], "epochs": 1}
+    given = record_of(Pretraining, x.pretrain, "pretrain")
+    options = {**x.options, **given.options, "epochs": 1}
     if "prior" in method.options:
         options["prior"] = "fixed"
     if "lr_silent" in method.options:
@@ -54,9 +46,9 @@ def at_server(x: Experiment, method: Method) -> Experiment:
         x,
         pretrain={},
         options=options,
-        rounds=given["epochs"],
-        patience=given["patience"],
-        validation=given["validation"],
+        rounds=given.epochs,
+        patience=given.patience,
+        validation=given.validation,
         monitor="accuracy",
         seed=address(x.seed, "pretrain"),
         cohort=None,

@@ -6,62 +6,39 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedbayes.errors import InputError, one_line, shown, unknown
 from fedbayes.experiments import toml
+from fedbayes.experiments.keys import Keys, Table
 from fedbayes.files import reading, text_of
+from fedbayes.options import (
+    Check,
+    check_values,
+    is_number,
+    options_of,
+    patterns,
+    record,
+    record_of,
+    share,
+    subtable,
+)
 
-Table = Mapping[str, Any]
 
-
-@dataclass(frozen=True)
-class Experiment:
+@record
+class Experiment(Keys):
     """What to train on what, and for how long.
 
-    `data`, `network`, `partition`, `method` and `likelihood` are names of the library's tables; all but `partition`
-    may also be the user's own code as `package.module:object`. `methods` makes it a comparison: one run a method, and
-    `method` is the one that `fedbayes.load` gives. `options` are those of all methods; a table inside it, under a
-    method's name, is for that method alone.
+    `data`, `network`, `partition`, `method` and `likelihood` are names of the library's tables, or the user's own code
+    as `package.module:object`. `methods` makes it a comparison: one run per method, and `method` is the one that
+    `fedbayes.load` gives. `options` are those of all methods; a table inside it, under a method's name, is for that
+    method alone.
     """
 
-    data: str = "digits"
-    network: str = "mlp"
-    partition: str = "iid"
-    clients: int = 20
-    central: bool = False  # one client holds the rows of all
-    test_per_client: int | None = None
-    method: str = "feduab"
-    methods: tuple[str, ...] = ()
-    rounds: int = 50
-    cohort: int | float | None = None
-    seed: int = 0
-    device: str = "cpu"
-    engine: str = "auto"
-    compile: str = "auto"
-    at_once: int | None = None  # clients that are trained side by side; by default as many as fit
-    precision: str = "float32"
-    likelihood: str | None = None
-    frozen: tuple[str, ...] = ()
-    augment: str | None = None  # of training images: crop_flip
-    dropout: float = 0.0
-    validation: float = 0.0
-    patience: int | None = None
-    monitor: str = "nll"  # or accuracy: the validation score that chooses the best round
-    evaluate_every: int = 1
-    personal_every: int = 0  # rounds between evaluations of the clients' personal models; 0: none
-    target_loss: float | None = None
-    target_accuracy: float | None = None
-    checkpoint_every: int | None = None  # rounds; by default every two seconds
-    data_options: Table = field(default_factory=dict)
-    network_options: Table = field(default_factory=dict)
-    partition_options: Table = field(default_factory=dict)
-    likelihood_options: Table = field(default_factory=dict)
-    pretrain: Table = field(default_factory=dict)  # training at the server before the first round
-    flower: Table = field(default_factory=dict)  # how Flower carries it: min_clients, timeout, dtype, ...
-    options: Table = field(default_factory=dict)
+    def __post_init__(self) -> None:
+        check_values(self)
 
     @property
     def all_methods(self) -> tuple[str, ...]:
@@ -83,86 +60,36 @@ class Experiment:
         return replace(self, method=method, methods=(), options=self.options_of(method))
 
 
-def _whole(least: int) -> Callable[[Any], bool]:
-    return lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least
-
-
-def _number(v: Any) -> bool:
-    return isinstance(v, int | float) and not isinstance(v, bool) and -math.inf < v < math.inf
-
-
-def _words(v: Any) -> bool:
-    return isinstance(v, list | tuple) and all(isinstance(word, str) for word in v)
-
-
-TEXT = ("text", lambda v: isinstance(v, str) and v != "")
-NAMES = ("a list of names", _words)
-SHARE = ("a share in [0, 1)", lambda v: _number(v) and 0 <= v < 1)
-TABLE = ("a table of options", lambda v: isinstance(v, Mapping))
-AT_LEAST_1 = ("a whole number of at least 1", _whole(1))
-
 WRITTEN = ("data", "network", "partition", "clients", "method", "rounds", "seed")  # in every run folder
 DEEPEST = 8  # levels of tables and lists
 LONGEST = 50  # dots in a word
 
-# Each key's requirement, in words and as a test.
-KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "data": TEXT,
-    "network": TEXT,
-    "partition": TEXT,
-    "clients": AT_LEAST_1,
-    "central": ("true or false", lambda v: isinstance(v, bool)),
-    "test_per_client": ("a whole number", _whole(0)),
-    "method": TEXT,
-    "methods": NAMES,
-    "rounds": ("a whole number", _whole(0)),
-    "cohort": ("a number of clients, or a fraction of them such as 0.1", lambda v: _number(v) and v > 0),
-    "seed": ("a whole number", _whole(0)),
-    "device": TEXT,
-    "engine": TEXT,
-    "compile": TEXT,
-    "at_once": AT_LEAST_1,
-    "precision": TEXT,
-    "likelihood": TEXT,
-    "frozen": NAMES,
-    "augment": TEXT,
-    "dropout": SHARE,
-    "validation": SHARE,
-    "patience": AT_LEAST_1,
-    "monitor": TEXT,
-    "evaluate_every": AT_LEAST_1,
-    "personal_every": ("a whole number of rounds, 0 for never", _whole(0)),
-    "target_loss": ("a number", _number),
-    "target_accuracy": ("a share in (0, 1]", lambda v: _number(v) and 0 < v <= 1),
-    "checkpoint_every": AT_LEAST_1,
-    "data_options": TABLE,
-    "network_options": TABLE,
-    "partition_options": TABLE,
-    "likelihood_options": TABLE,
-    "pretrain": TABLE,
-    "flower": TABLE,
-    "options": TABLE,
-}
+KEYS = options_of(Experiment)
 
 
-def experiment_of(table: Table, where: str = "experiment") -> Experiment:
+def experiment_of(values: Table, where: str = "experiment") -> Experiment:
     """A record from a mapping; an unknown key or a value of the wrong kind is an error that names it."""
-    for key, v in table.items():
-        if key not in KEYS:
-            raise unknown(f"key in {where}", key, KEYS)
-        words, fine = KEYS[key]
-        if not fine(v):
-            raise InputError(f"{where}: {key} must be {words}, not {shown(v)}")
+    for key, v in values.items():
         _check_plain(v, f"{where}: {key}")
-    made: dict[str, Any] = {
-        k: tuple(v) if KEYS[k] is NAMES else float(v) if KEYS[k] is SHARE else v for k, v in table.items()
-    }
-    experiment = Experiment(**made)
+    experiment = record_of(Experiment, {key: _as_held(key, v) for key, v in values.items()}, where)
     if experiment.methods:
-        _check_comparison(experiment, where, given="method" in table)
-        if "method" not in table:
+        _check_comparison(experiment, where, given="method" in values)
+        if "method" not in values:
             experiment = replace(experiment, method=experiment.methods[-1])
     return experiment
+
+
+def _as_held(key: str, v: Any) -> Any:
+    """A value as the record holds it: lists are fixed, and a whole number that stands for a share is one."""
+    if isinstance(v, list):
+        return tuple(v)
+    return float(v) if key in KEYS and check_of(key) is share and is_number(v) else v
+
+
+def check_of(key: str) -> Check:
+    """What a key must be."""
+    check: Check = KEYS[key].metadata["check"]
+    return check
 
 
 def _check_plain(v: Any, where: str, depth: int = 0) -> None:
@@ -199,7 +126,7 @@ def folder_name(method: str) -> str:
 
 def table_of(experiment: Experiment) -> dict[str, Any]:
     """The record as a mapping without what is not set; `experiment_of` is its inverse."""
-    rows = ((f.name, getattr(experiment, f.name)) for f in fields(experiment))
+    rows = ((name, getattr(experiment, name)) for name in KEYS)
     return {name: v for name, v in rows if not (v is None or v == {} or (name == "methods" and not v))}
 
 
@@ -278,7 +205,7 @@ def _parse(text: str, key: str) -> Any:
             return tomllib.loads(f"v = {written}")["v"]
         except (ValueError, RecursionError):
             continue
-    if key in KEYS and KEYS[key] is NAMES:
+    if key in KEYS and check_of(key) is patterns:
         return [word.strip() for word in text.split(",") if word.strip()]
     return text
 
@@ -297,7 +224,7 @@ def _lay(table: dict[str, Any], path: list[str], v: Any, setting: str) -> None:
     *way, last = path
     for step in way:
         inner = table.get(step, {})
-        if not isinstance(inner, Mapping) or (step == way[0] and KEYS[step] is not TABLE):
+        if not isinstance(inner, Mapping) or (step == way[0] and check_of(step) is not subtable):
             raise InputError(f"--set {setting!r}: {step} is no table; write {step}=value")
         table[step] = dict(inner)
         table = table[step]

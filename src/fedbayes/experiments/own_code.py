@@ -77,7 +77,8 @@ def check_options(known: Sequence[inspect.Parameter], options: Mapping[str, Any]
     names = [p.name for p in known]
     for name in options:
         if name not in names:
-            raise unknown(f"option of {what}", name, names) if names else InputError(f"{what} takes no options")
+            none = InputError(f"{what} takes no options; leave {name!r} out")
+            raise unknown(f"option of {what}", name, names) if names else none
     missing = [p.name for p in known if p.default is p.empty and p.name not in options]
     if missing:
         raise InputError(f"{what} needs {missing[0]!r}; set it in the options, such as {missing[0]} = 0.5")

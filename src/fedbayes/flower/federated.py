@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedbayes.errors import InputError
-from fedbayes.experiments.build import FLOWER
 from fedbayes.experiments.experiment import Experiment
+from fedbayes.experiments.keys import FLOWER
 from fedbayes.federation.program import BY_MEMBERS, Program
 from fedbayes.flower.measured import Deadline, Measured
 from fedbayes.flower.post import Post

@@ -2,73 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from typing import Any
 
-from fedbayes.errors import InputError, unknown
+from fedbayes.errors import InputError
 from fedbayes.flower.wire import DTYPES, HELD, Coding
+from fedbayes.options import (
+    at_least_one,
+    check_values,
+    flag,
+    name_in,
+    number,
+    option,
+    positive,
+    record,
+    record_of,
+    up_to_one,
+)
+
+seconds = positive._replace(words="a positive number of seconds")
 
 
-@dataclass(frozen=True)
+@record
 class Settings:
     """How a federation is carried; none of it changes what is trained but `dtype` and `delta`, by their rounding."""
 
-    min_clients: int = 1  # a round closes on what came when at least so many answered
-    timeout: float = 600.0  # seconds in which the clients of a round must answer
-    wait: float = 120.0  # seconds in which enough nodes must be online
-    attempts: int = 3  # how often a round is asked of clients that did not answer while too few did
-    quorum: float = 1.0  # the share of answers after which the others have a deadline by what they needed before
-    slack: float = 3.0  # that deadline, as a multiple of the longest time measured
-    dtype: str = HELD
-    delta: bool = False  # an upload travels as its difference from the broadcast
-    secure: bool = False  # uploads are added under masks: the server sees their sum, and no client's own
-    client_scores: bool | None = None  # scores on the clients' test rows; by default where the server has none
+    min_clients: int = option("a round closes on what came when at least so many answered", at_least_one, default=1)
+    timeout: float = option("seconds in which the clients of a round must answer", seconds, default=600.0)
+    wait: float = option("seconds in which enough nodes must be online", seconds, default=120.0)
+    attempts: int = option(
+        "how often a round is asked of clients that did not answer while too few did", at_least_one, default=3
+    )
+    quorum: float = option(
+        "share of answers after which the others have a deadline by what they needed before",
+        up_to_one._replace(words="a share above 0, of 1 at most"),
+        default=1.0,
+    )
+    slack: float = option(
+        "that deadline, as a multiple of the longest time measured",
+        number("a number of at least 1", lambda v: v >= 1),
+        default=3.0,
+    )
+    dtype: str = option("how numbers travel", name_in(DTYPES), default=HELD)
+    delta: bool = option("an upload travels as its difference from the broadcast", flag, default=False)
+    secure: bool = option(
+        "uploads are added under masks: the server sees their sum, and no client's own", flag, default=False
+    )
+    client_scores: bool | None = option(
+        "scores on the clients' test rows; by default where the server has none", flag, default=None
+    )
+
+    def __post_init__(self) -> None:
+        check_values(self)
 
     @property
     def coding(self) -> Coding:
         return Coding(self.dtype, self.delta)
 
 
-def _number(v: Any) -> bool:
-    return isinstance(v, int | float) and not isinstance(v, bool) and v > 0
-
-
-def _whole(v: Any) -> bool:
-    return isinstance(v, int) and not isinstance(v, bool) and v >= 1
-
-
-def _share(v: Any) -> bool:
-    return _number(v) and v <= 1
-
-
-def _factor(v: Any) -> bool:
-    return _number(v) and 1 <= v < float("inf")
-
-
-REQUIREMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "min_clients": ("a whole number of at least 1", _whole),
-    "timeout": ("a positive number of seconds", _number),
-    "wait": ("a positive number of seconds", _number),
-    "attempts": ("a whole number of at least 1", _whole),
-    "quorum": ("a share above 0, of 1 at most", _share),
-    "slack": ("a number of at least 1", _factor),
-    "dtype": (f"one of {', '.join(DTYPES)}", lambda v: v in DTYPES),
-    "delta": ("true or false", lambda v: isinstance(v, bool)),
-    "secure": ("true or false", lambda v: isinstance(v, bool)),
-    "client_scores": ("true or false", lambda v: isinstance(v, bool)),
-}
-
-
 def settings_of(table: Mapping[str, Any], cohort: int) -> Settings:
     """The settings of a table, each checked by name and value."""
-    for key, v in table.items():
-        if key not in REQUIREMENTS:
-            raise unknown("key in flower", key, [f.name for f in fields(Settings)])
-        words, fine = REQUIREMENTS[key]
-        if not fine(v):
-            raise InputError(f"flower: {key} must be {words}, not {v!r}")
-    made = Settings(**table)
+    made = record_of(Settings, table, "flower")
     if made.min_clients > cohort:
         raise InputError(f"flower: min_clients is {made.min_clients}, but a cohort has {cohort} clients")
     if made.secure and cohort < 3:

@@ -12,8 +12,9 @@ from torch import nn
 
 from fedbayes.data import Clients
 from fedbayes.errors import Diverged, InputError, one_line
-from fedbayes.experiments.build import FLOWER, build, check_tables, clients_of
+from fedbayes.experiments.build import build, check_tables, clients_of
 from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, table_of, to_toml
+from fedbayes.experiments.keys import FLOWER
 from fedbayes.runs import checkpoint, evaluation, journal, samples
 from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CONFIG, Recording, write_once

@@ -29,6 +29,7 @@ from fedbayes.experiments.build import (
     records_of,
 )
 from fedbayes.experiments.experiment import Experiment, table_of, to_toml, with_settings
+from fedbayes.options import options_of
 from fedbayes.runs import journal
 from fedbayes.runs.folder import SWEEP, Watch, locked, refuse_another, train
 from fedbayes.runs.recording import Recording, write_once
@@ -36,7 +37,7 @@ from fedbayes.training.rounds import Task, rounds_together
 from fedbayes.training.run import Run
 
 # Keys of an experiment in which members of one tensor program may differ.
-FREE = {"seed", "partition", "partition_options", "clients", "cohort", "rounds", "evaluate_every", "checkpoint_every"}
+FREE = {name for name, f in options_of(Experiment).items() if f.metadata["kind"] == "server"}
 
 
 def values_of(over: str) -> tuple[str, list[str]]:

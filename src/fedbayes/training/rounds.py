@@ -23,7 +23,8 @@ from fedbayes.posterior.values import Parts, Posterior, flatten_parts
 from fedbayes.training.personal import Federation, personal_scores
 from fedbayes.training.run import Memory, OwnStore, Run, evaluate, observed, scores_on
 from fedbayes.training.server import at_server
-from fedbayes.training.task import MONITORS, Best, Progress, Task, naming_strays, prepare
+from fedbayes.training.settings import MONITORS
+from fedbayes.training.task import Best, Progress, Task, naming_strays, prepare
 
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
 

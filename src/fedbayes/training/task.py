@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from fedbayes.data import Clients, Dataset, Standardise, from_clients
 from fedbayes.data.augment import AUGMENTATIONS
-from fedbayes.engine.choice import PRECISIONS, choose
+from fedbayes.engine.choice import choose
 from fedbayes.engine.loop import Store
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError, unknown
@@ -28,12 +27,10 @@ from fedbayes.noise import address
 from fedbayes.options import options_of
 from fedbayes.posterior.values import Parts, Posterior, check, map_tensors
 from fedbayes.training.server import server_engine
+from fedbayes.training.settings import Judging, Training
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Scores by which early stopping judges, and their direction.
-MONITORS = {"nll": 1, "accuracy": -1}
 
 
 class Best(NamedTuple):
@@ -190,17 +187,17 @@ def prepare(
 
     Arguments as in `fit`.
     """
+    given = locals()
+    for group in (Training, Judging):
+        group(**{name: given[name] for name in options_of(group)})
     if not isinstance(clients, Clients):
         clients = from_clients(clients)
     if isinstance(method, str):
         method = method_named(method)
-    _check_numbers(rounds, dropout, validation, patience, evaluate_every)
-    if at_once is not None and (not isinstance(at_once, int) or at_once < 1):
-        raise InputError(
-            f"at_once (clients trained side by side) must be a whole number of at least 1, not {at_once!r}"
-        )
-    _check_stopping(personal_every, target_loss, target_accuracy)
-    _check_monitor(monitor, clients.data)
+    if patience is not None and not validation:
+        raise InputError("patience: early stopping needs a validation share too, such as validation=0.1")
+    if monitor == "accuracy" and clients.data.kind == "real":
+        raise InputError(f"monitor: {clients.data.name} is a regression, it has no accuracy; use nll")
     size = cohort_size(cohort, len(clients))
     held, sizes = torch.zeros(0, dtype=torch.int64), None
     if validation:
@@ -209,8 +206,6 @@ def prepare(
         if not len(held):
             raise InputError(f"validation: a share of {validation} leaves no client a row to hold out; raise it")
     where = _device(device)
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
     data = clients.data
     scale = data.target_scale
     setting = Setting(
@@ -293,40 +288,9 @@ def with_program(task: Task, program: Program) -> Task:
 def _augmentation(name: str | None, data: Dataset) -> Augment | None:
     if name is None:
         return None
-    if name not in AUGMENTATIONS:
-        raise unknown("augment", name, AUGMENTATIONS)
     if len(data.shape) != 3:
         raise InputError(f"augment: {name} is for images [C, H, W]; {data.name} has inputs {list(data.shape)}")
     return AUGMENTATIONS[name]
-
-
-def _check_numbers(rounds: int, dropout: float, validation: float, patience: int | None, evaluate_every: int) -> None:
-    if not isinstance(rounds, int) or rounds < 0:
-        raise InputError(f"rounds must be a whole number, not {rounds!r}")
-    if not 0 <= dropout < 1:
-        raise InputError(f"dropout (share of a cohort that drops out) must be in [0, 1), not {dropout}")
-    if not 0 <= validation < 1:
-        raise InputError(f"validation (share of each client's rows) must be in [0, 1), not {validation}")
-    if patience is not None and (patience < 1 or not validation):
-        raise InputError("patience: early stopping needs patience >= 1 and a validation share, such as validation=0.1")
-    if evaluate_every < 1:
-        raise InputError(f"evaluate_every must be at least 1, not {evaluate_every}")
-
-
-def _check_monitor(monitor: str, data: Dataset) -> None:
-    if monitor not in MONITORS:
-        raise unknown("monitor", monitor, MONITORS)
-    if monitor == "accuracy" and data.kind == "real":
-        raise InputError(f"monitor: {data.name} is a regression, it has no accuracy; use nll")
-
-
-def _check_stopping(personal_every: int, target_loss: float | None, target_accuracy: float | None) -> None:
-    if not isinstance(personal_every, int) or personal_every < 0:
-        raise InputError(f"personal_every must be a whole number of rounds, or 0 for never, not {personal_every!r}")
-    if target_accuracy is not None and not 0 < target_accuracy <= 1:
-        raise InputError(f"target_accuracy is a share in (0, 1], not {target_accuracy}")
-    if target_loss is not None and not math.isfinite(target_loss):
-        raise InputError(f"target_loss must be a finite number, not {target_loss}")
 
 
 _PLACED: WeakKeyDictionary[Dataset, dict[torch.device, tuple[Tensor, Tensor]]] = WeakKeyDictionary()

@@ -1,0 +1,104 @@
+"""The keys of an experiment as records: what is learned, how rows are spread, by which methods, and how it is kept.
+
+How it is trained and judged are the records of `training.settings`. Knows no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedbayes.options import (
+    at_least_one,
+    check_values,
+    flag,
+    name_in,
+    number,
+    option,
+    patterns,
+    record,
+    subtable,
+    text,
+    whole,
+)
+from fedbayes.training.settings import ENGINES, Judging, Training
+
+Table = Mapping[str, Any]
+FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
+
+
+@record
+class Problem:
+    """What is learned, from which rows."""
+
+    data: str = option("a data set's name", text, default="digits", importable=True)
+    data_options: Table = option("of the data set, or of the function that gives it", subtable, factory=dict)
+    network: str = option("a network's name", text, default="mlp", importable=True)
+    network_options: Table = option(
+        "of the network; `dropout` gives any network dropout, save in `undropped`", subtable, factory=dict
+    )
+    likelihood: str | None = option(
+        "of the targets; by default what their kind asks for", text, default=None, importable=True
+    )
+    likelihood_options: Table = option("of the likelihood", subtable, factory=dict)
+
+
+@record
+class Spread:
+    """Who holds which rows."""
+
+    partition: str = option("how rows are spread over clients", text, default="iid", kind="server", importable=True)
+    partition_options: Table = option("of the partition", subtable, factory=dict, kind="server")
+    clients: int = option("how many there are", at_least_one, default=20, kind="server")
+    test_per_client: int | None = option("test rows of each client; by default its share", whole(0), default=None)
+    central: bool = option("one client holds the rows of all", flag, default=False)
+
+
+@record
+class Composition:
+    """By which methods it is trained."""
+
+    method: str = option("the method's name", text, default="feduab", importable=True)
+    methods: tuple[str, ...] = option(
+        "methods to compare, one run per method; `method` is the one that `fedbayes.load` gives", patterns, default=()
+    )
+    options: Table = option(
+        "of all methods; a table inside, under a method's name, is for that method alone", subtable, factory=dict
+    )
+    pretrain: Table = option("training at the server before the first round", subtable, factory=dict)
+
+
+@record
+class Upkeep:
+    """How a run is kept and carried."""
+
+    checkpoint_every: int | None = option(
+        "rounds between checkpoints; by default one every two seconds", at_least_one, default=None, kind="server"
+    )
+    flower: Table = option("how Flower carries it to other machines", subtable, factory=dict)
+
+
+@record
+class Keys(Upkeep, Judging, Training, Composition, Spread, Problem):
+    """All keys of an experiment."""
+
+    engine: str = option(
+        "how clients are run",
+        name_in({**ENGINES, FLOWER: "on other machines, or simulated ones"}),
+        default="auto",
+    )
+
+
+@record
+class Pretraining:
+    """Training at the server: at most so many epochs on its rows, stopped early by the accuracy on a share of them."""
+
+    epochs: int = option("passes over the server's rows at most", at_least_one, default=100)
+    patience: int = option("epochs without a better one before it ends", at_least_one, default=10)
+    validation: float = option(
+        "share of the server's rows held out", number("a share in (0, 1)", lambda v: 0 < v < 1), default=0.1
+    )
+    options: Table = option("of the method, where the server's are others than the clients'", subtable, factory=dict)
+
+    def __post_init__(self) -> None:
+        check_values(self)

@@ -1,0 +1,92 @@
+"""How a federation is trained and judged, as records: what `fit` and experiment files take. Knows no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedbayes.options import (
+    Check,
+    at_least_one,
+    check_values,
+    finite,
+    name_in,
+    option,
+    patterns,
+    positive,
+    record,
+    share,
+    up_to_one,
+    whole,
+)
+
+ENGINES = {
+    "auto": "the one that is fast for this network and device",
+    "loop": "one client after another",
+    "stacked": "many clients as one tensor program",
+}
+COMPILE = {
+    "auto": "where it pays",
+    "off": "never",
+    "on": "by torch.compile",
+    "graph": "as a CUDA graph",
+}
+PRECISIONS = {
+    "float32": "all in float32",
+    "tf32": "float32 with TF32 products on a GPU",
+    "bf16": "training in bfloat16 by autocast, posteriors and predictions in float32",
+}
+AUGMENTATIONS = {"crop_flip": "shifted by up to 4 pixels, mirrored half of the time"}
+MONITORS = {"nll": 1, "accuracy": -1}  # scores that choose the best round, and their direction
+
+
+def _names_device(v: Any) -> bool:
+    return (isinstance(v, str) and v != "") or type(v).__name__ == "device"  # torch.device
+
+
+@record
+class Training:
+    """How long, by whom and where a federation is trained."""
+
+    rounds: int = option("how many at most", whole(0), default=50, kind="server")
+    cohort: int | float | None = option(
+        "clients in a round, a number or a share of them; by default all",
+        positive._replace(words="a positive number of clients, or a fraction of them such as 0.1"),
+        default=None,
+        kind="server",
+    )
+    seed: int = option("of everything that is drawn", whole(0), default=0, kind="server")
+    device: str = option('where to train: "cpu", "cuda", "cuda:1"', Check("text", _names_device), default="cpu")
+    engine: str = option("how clients are run", name_in(ENGINES), default="auto")
+    compile: str = option("whether steps are compiled", name_in(COMPILE), default="auto")
+    at_once: int | None = option("clients trained side by side; by default as many as fit", at_least_one, default=None)
+    precision: str = option("of the numbers in training", name_in(PRECISIONS), default="float32")
+    frozen: tuple[str, ...] = option("patterns of weights that are not trained", patterns, default=())
+    augment: str | None = option("of training images", name_in(AUGMENTATIONS), default=None)
+    dropout: float = option("share of a cohort that drops out of a round, at random", share, default=0.0)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@record
+class Judging:
+    """When a federation is scored, and what stops it."""
+
+    validation: float = option("share of each client's rows held out to choose the best round", share, default=0.0)
+    patience: int | None = option("evaluations without a better one before training stops", at_least_one, default=None)
+    monitor: str = option("validation score that chooses the best round", name_in(MONITORS), default="nll")
+    evaluate_every: int = option("rounds between scores of the posterior", at_least_one, default=1, kind="server")
+    personal_every: int = option(
+        "rounds between scores of the personal models; 0: never",
+        whole(0)._replace(words="a whole number of rounds, 0 for never"),
+        default=0,
+    )
+    target_loss: float | None = option("stop when the training loss is as low", finite, default=None)
+    target_accuracy: float | None = option(
+        "stop when the accuracy on the test set is as high",
+        up_to_one._replace(words="a share in (0, 1]"),
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        check_values(self)
