@@ -16,7 +16,7 @@ from measure import Figures, federation, our_round, wait
 
 import fedbayes as fb
 from fedbayes.networks.papers import network_named
-from fedbayes.papers.agg import CLIENTS, RULES, VARIATIONAL
+from fedbayes.papers.aggregation import CLIENTS, RULES, VARIATIONAL
 from fedbayes.training.rounds import Memory, Task, evaluate, prepare, rounds_together
 
 STEPS = 20  # of a client in a round: enough for one replay of a CUDA graph

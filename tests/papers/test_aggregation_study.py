@@ -10,18 +10,17 @@ from fedbayes.data.partition import PARTITIONS
 from fedbayes.errors import InputError
 from fedbayes.experiments.build import build
 from fedbayes.papers import figures
-from fedbayes.papers.agg import KINDS, RETAINED, SCALES, SPLITS, retention, small, tables
-from fedbayes.papers.cells import rows_of, run_cells
-from fedbayes.papers.tables import PRINTED
+from fedbayes.papers.aggregation import KINDS, RETAINED, SPLITS, TABLES, retention
+from fedbayes.papers.aggregation_scales import SCALES, small
+from fedbayes.papers.cells import Request
+from fedbayes.papers.rows import rows_of
+from fedbayes.papers.seeds import SEEDS, file_name
 from fedbayes.runs.sweep import program_of
-
-TABLES = tables()
 
 
 def test_the_tables_have_the_papers_cells():
-    count = {name: len(make().cells) for name, make in TABLES.items()}
+    count = {name: len(table.cells()) for name, table in TABLES.items()}
     assert count == {"agg-1": 3, "agg-2": 64, "agg-3": 64, "agg-4": 20, "agg-5": 5, "agg-prior": 32}
-    assert set(TABLES) <= set(PRINTED)
 
 
 @pytest.mark.parametrize(
@@ -35,30 +34,28 @@ def test_the_tables_have_the_papers_cells():
     ],
 )
 def test_figures_stand_where_they_are_printed(table, row, column, printed):
-    (cell,) = [c for c in TABLES[table]().cells if (c.row, c.column) == (row, column)]
+    (cell,) = [c for c in TABLES[table].cells() if (c.row, c.column) == (row, column)]
     assert (cell.published["accuracy"], cell.published["nll"]) == pytest.approx(printed)
 
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_file_has_a_name_of_its_own(table, scale):
-    from fedbayes.papers.cells import file_name
-
-    printed = TABLES[table]()
-    names = [file_name(printed.family, cell, SCALES[scale](cell.experiment)) for cell in printed.cells]
+    published = TABLES[table]
+    names = [file_name(published.family, cell, SCALES[scale](cell.experiment)) for cell in published.cells()]
     assert len(set(names)) == len(names)
 
 
 def test_rules_weightings_and_splits_are_one_program():
-    cells = [c for c in TABLES["agg-2"]().cells if c.experiment.method == "fedvi"]
+    cells = [c for c in TABLES["agg-2"].cells() if c.experiment.method == "fedvi"]
     assert len({program_of(c.experiment) for c in cells}) == 1
-    assert len({program_of(c.experiment) for c in TABLES["agg-prior"]().cells}) == 4  # two priors, KL / n or not
+    assert len({program_of(c.experiment) for c in TABLES["agg-prior"].cells()}) == 4  # two priors, KL / n or not
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_one_cell_of_every_row_can_be_built(table):
     rows = {}
-    for cell in TABLES[table]().cells:
+    for cell in TABLES[table].cells():
         rows.setdefault(cell.row, cell)
     for cell in list(rows.values())[:3]:
         task = build(small(cell.experiment))
@@ -82,38 +79,31 @@ def test_two_classes_a_client_of_equal_size_as_in_the_paper():
 def trained(tmp_path_factory):
     """Two cells of the small table after one round."""
     output = tmp_path_factory.mktemp("agg")
-    printed = TABLES["agg-2"]()
-    run_cells(
-        printed,
-        output,
-        only=["Conflation", "NWA size", "IID"],
-        scale="small",
-        changes={"rounds": 1},
-    )
-    return printed, output
+    only = ["Conflation", "NWA size", "IID"]
+    SEEDS.train(TABLES["agg-2"], output, Request(only=only, scale="small", changes={"rounds": 1}))
+    return output
 
 
 def test_small_cells_train_and_no_figure_of_another_set_stands_beside_them(trained):
-    printed, output = trained
-    rows = rows_of("agg-2", printed, output, "small")
+    table = TABLES["agg-2"]
+    rows = rows_of("agg-2", table, trained, "small")
     assert {(r["row"], r["column"]) for r in rows} == {("Conflation", "IID"), ("NWA size", "IID")}
-    assert {r["metric"] for r in rows} == set(printed.metrics)
+    assert {r["metric"] for r in rows} == set(table.metrics)
     (one,) = [r for r in rows if (r["row"], r["metric"]) == ("Conflation", "accuracy")]
     assert one["published"] is None
     assert 0 < one["ours"] <= 1
 
 
 def test_figures_are_drawn_from_the_cells_there_are(trained):
-    _, output = trained
     for name in ("agg-2", "agg-3"):
-        made = figures.draw(name, output, "small")
+        made = figures.draw(name, trained, "small")
         assert [p.suffix for p in made] == [".svg", ".png"]
         assert "Conflation" in made[0].read_text()
         assert "2-class" not in made[0].read_text()  # no empty panel
     with pytest.raises(InputError, match="fedbayes table agg-3"):
-        figures.draw("agg-4", output, "small")
+        figures.draw("agg-4", trained, "small")
     with pytest.raises(InputError, match="figure"):
-        figures.draw("agg-1", output)
+        figures.draw("agg-1", trained)
 
 
 def test_retention_is_the_accuracy_of_the_most_certain():
@@ -131,17 +121,17 @@ def test_retention_is_the_accuracy_of_the_most_certain():
 
 
 def test_a_shortened_schedule_keeps_the_shape():
-    whole = TABLES["agg-3"]().cells[0].experiment
+    whole = TABLES["agg-3"].cells()[0].experiment
     short = SCALES["short"](whole)
     assert (short.rounds, short.options["lr_silent"]) == (40, 5)
     assert short.options["lr_decay"] == pytest.approx(0.96**2)
-    once = SCALES["short"](TABLES["agg-4"]().cells[4].experiment)
+    once = SCALES["short"](TABLES["agg-4"].cells()[4].experiment)
     assert (once.rounds, once.options["epochs"], once.pretrain["epochs"]) == (1, 160, 40)
     assert replace(short, rounds=200) != whole
 
 
 def test_in_one_long_round_dwc_clients_keep_to_what_the_server_knew():
-    found = {cell.row: cell.experiment for cell in TABLES["agg-4"]().cells if cell.column == "IID"}
+    found = {cell.row: cell.experiment for cell in TABLES["agg-4"].cells() if cell.column == "IID"}
     dwc, light, ws = (found[row] for row in ("DWC pre-trained", "DWC light KL pre-trained", "WS pre-trained"))
     assert (dwc.options["rule"], dwc.options["prior"], dwc.options["kl_weight"]) == ("dwc", "broadcast", 1.0)
     assert light == replace(dwc, options={**dwc.options, "kl_weight": ws.options["kl_weight"]})

@@ -1,5 +1,6 @@
 """Tables of trained cells: which are run, what is kept, what stands beside the published figures."""
 
+import doctest
 import json
 from dataclasses import replace
 
@@ -10,11 +11,11 @@ from fedbayes.cli import app
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.networks.papers import network_named
-from fedbayes.papers import cells
-from fedbayes.papers import feduab as printed_feduab
-from fedbayes.papers import page as cells_page
-from fedbayes.papers.cells import Cell, Printed, chosen, curves_of, rows_of, run_cells
-from fedbayes.papers.tables import PRINTED, TABLES, run_published
+from fedbayes.papers import cells, drawing, fedag, feduab, seeds
+from fedbayes.papers import page as pages
+from fedbayes.papers.cells import Cell, Request, Table, chosen, curves_of
+from fedbayes.papers.rows import rows_of
+from fedbayes.papers.tables import TABLES, run_published, seeds_of
 from fedbayes.posterior import values as posterior
 from fedbayes.runs.folder import locked
 from fedbayes.runs.recording import Recording
@@ -22,24 +23,27 @@ from fedbayes.runs.recording import Recording
 BASE = Experiment(data="digits", network="linear", clients=4, rounds=2, cohort=2, options={"lr": 0.1, "epochs": 1})
 
 
-def printed(**changes) -> Printed:
+def table(**changes) -> Table:
     first = replace(BASE, method="fedavg", **changes)
     second = replace(BASE, method="feduab", options={**BASE.options, "draws": 2}, **changes)
     more = lambda run: {"double": 2 * run.journal[-1]["test"]["accuracy"]}  # noqa: E731
-    made = [
+    both = [
         Cell("FedAvg", "IID", first, {"accuracy": 0.9, "nll": 0.5}, None, "digits"),
         Cell("FedUAB", "IID", second, {"accuracy": 0.1}, more, "digits"),
     ]
     metrics = {"accuracy": "test.accuracy", "nll": "test.nll", "double": "measured.double"}
-    return Printed(
-        "Made up, table 1", made, metrics, {"paper": lambda x: x, "tiny": lambda x: replace(x, rounds=1)}, "made"
-    )
+    scales = {"paper": lambda x: x, "tiny": lambda x: replace(x, rounds=1)}
+    return Table("Made up, table 1", lambda: both, metrics, scales, "made", seeds.SEEDS)
+
+
+def train(table: Table, output, **request) -> None:
+    table.source.train(table, output, Request(**request))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cells")
-    run_cells(printed(), folder, seeds=[0, 1])
+    train(table(), folder, seeds=[0, 1])
     return folder
 
 
@@ -56,9 +60,9 @@ def test_every_seed_is_a_file_with_curve_and_setting(trained):
 
 def test_what_is_there_is_not_trained_again_and_seeds_may_be_added(trained, tmp_path):
     said = []
-    run_cells(printed(), trained, seeds=[0, 1], say=said.append)
+    train(table(), trained, seeds=[0, 1], say=said.append)
     assert said == []
-    run_cells(printed(), tmp_path, only=["fedavg"], seeds=[1], keep=True)
+    train(table(), tmp_path, only=["fedavg"], seeds=[1], keep=True)
     assert posterior.load(tmp_path / "cells/paper/made-digits-fedavg-iid-r2-s1.safetensors")["model"].mean.shape == (
         650,
     )
@@ -78,11 +82,12 @@ def test_a_cell_that_was_cut_goes_on_from_its_checkpoint(trained, tmp_path, monk
 
     monkeypatch.setattr(Recording, "add", cut_after_the_first_round)
     every = replace(BASE, checkpoint_every=1)
-    first = printed()._replace(cells=[Cell("FedAvg", "IID", replace(every, method="fedavg"), {}, None, "digits")])
+    cell = Cell("FedAvg", "IID", replace(every, method="fedavg"), {}, None, "digits")
+    first = table()._replace(cells=lambda: [cell])
     with pytest.raises(KeyboardInterrupt):
-        run_cells(first, tmp_path, seeds=[0, 1])
+        train(first, tmp_path, seeds=[0, 1])
     assert not list((tmp_path / "cells/paper").glob("*.json"))
-    run_cells(first, tmp_path, seeds=[0, 1])
+    train(first, tmp_path, seeds=[0, 1])
     assert seen[2:] == [("s0", 2), ("s1", 2)]
     assert not (tmp_path / "cells/paper/running").exists()
     for seed in (0, 1):
@@ -94,9 +99,8 @@ def test_a_cell_that_was_cut_goes_on_from_its_checkpoint(trained, tmp_path, monk
 
 def test_the_command_shows_rounds_says_how_to_go_on_and_does(tmp_path, monkeypatch):
     every = replace(BASE, method="fedavg", checkpoint_every=1)
-    made = printed()._replace(cells=[Cell("FedAvg", "IID", every, {"accuracy": 0.9}, None, "digits")])
-    monkeypatch.setitem(PRINTED, "made-1", lambda: made)
-    monkeypatch.setitem(TABLES, "made-1", made.title)
+    cell = Cell("FedAvg", "IID", every, {"accuracy": 0.9}, None, "digits")
+    monkeypatch.setitem(TABLES, "made-1", table()._replace(cells=lambda: [cell]))
     asked = ["table", "made-1", "--output", str(tmp_path)]
     add = Recording.add
 
@@ -120,13 +124,13 @@ def test_the_command_shows_rounds_says_how_to_go_on_and_does(tmp_path, monkeypat
 def test_a_cell_that_another_process_trains_is_left_to_it(tmp_path):
     here = tmp_path / "cells/paper/running/made-digits-fedavg-iid-r2-s0"
     with locked(here), pytest.raises(InputError, match="made-digits-fedavg-iid-r2-s0 is in use by another process"):
-        run_cells(printed(), tmp_path, only=["fedavg"])
-    run_cells(printed(), tmp_path, only=["fedavg"])
+        train(table(), tmp_path, only=["fedavg"])
+    train(table(), tmp_path, only=["fedavg"])
     assert [path.name for path in (tmp_path / "cells/paper").iterdir()] == ["made-digits-fedavg-iid-r2-s0.json"]
 
 
 def test_rows_stand_beside_the_published_figures(trained):
-    rows = rows_of("made-1", printed(), trained, "paper")
+    rows = rows_of("made-1", table(), trained, "paper")
     row = next(r for r in rows if (r["row"], r["metric"]) == ("FedAvg", "accuracy"))
     files = [json.loads((trained / f"cells/paper/made-digits-fedavg-iid-r2-s{s}.json").read_text()) for s in (0, 1)]
     a, b = (content["test"]["accuracy"] for content in files)
@@ -134,54 +138,54 @@ def test_rows_stand_beside_the_published_figures(trained):
     assert row["error"] == pytest.approx(abs(a - b) / 2)
     assert (row["published"], row["seeds"], row["rounds"]) == (0.9, [0, 1], 2)
     assert not [r for r in rows if (r["row"], r["metric"]) == ("FedAvg", "double")]
-    text = cells_page.markdown(printed(), rows)
+    text = pages.markdown(table(), rows)
     assert f"{50 * (a + b):.2f}" in text
     assert "/ 90.00" in text
-    page = cells_page.page(printed(), rows, trained, "paper")
+    page = pages.page(table(), rows, trained, "paper")
     assert "<svg" in page
     assert "src=" not in page
     assert "@import" not in page
-    assert set(curves_of(printed(), trained, "paper", printed().cells)) == {"FedAvg", "FedUAB"}
+    assert set(curves_of(table(), trained, "paper", table().cells())) == {"FedAvg", "FedUAB"}
 
 
 def test_a_row_with_a_change_has_its_base_rows_colour():
     rows = ["a", "b", "b with more", *(f"row {n}" for n in range(20))]
-    a, b, changed, *others = cells_page.looks(rows)
+    a, b, changed, *others = drawing.looks(rows)
     assert a["color"] != b["color"] == changed["color"]
     assert (b["linestyle"], changed["linestyle"]) == ("-", "--")
     lines = [tuple(look.values()) for look in (a, b, *others)]
     assert len(set(lines)) == len(lines)
-    assert len(cells_page.looks(map(str, range(100)))) == 100
+    assert len(drawing.looks(map(str, range(100)))) == 100
 
 
 def test_a_cell_of_other_settings_than_the_table_has_now_is_kept_and_named(trained):
-    table, said = printed(dropout=0.1), []
+    said = []
+    first, second = table(dropout=0.1).cells()
     options = {"lr": 0.2, "epochs": 1, "momentum": 0.9}
-    other = replace(table.cells[0].experiment, dropout=0.0, options=options, device="cuda")
-    table = table._replace(cells=[table.cells[0]._replace(experiment=other), table.cells[1]])
-    rows = rows_of("made-1", table, trained, "paper")
+    other = replace(first.experiment, dropout=0.0, options=options, device="cuda")
+    changed_table = table()._replace(cells=lambda: [first._replace(experiment=other), second])
+    rows = rows_of("made-1", changed_table, trained, "paper")
     found = {row["row"]: row["otherwise"] for row in rows}
     changed = "options.lr 0.1 (now 0.2), options.momentum 0 (now 0.9)"
     assert found == {"FedAvg": changed, "FedUAB": "dropout 0 (now 0.1)"}
-    text = cells_page.markdown(table, rows)
+    text = pages.markdown(changed_table, rows)
     assert (
         f"other settings than the table has now:\n\n- digits FedAvg IID: {changed}\n- digits FedUAB IID: dropout"
         in text
     )
-    assert f"<li>digits FedAvg IID: {changed}</li>" in cells_page.page(table, rows, trained, "paper")
-    assert "other settings" not in cells_page.markdown(printed(), rows_of("made-1", printed(), trained, "paper"))
-    run_cells(table, trained, only=["fedavg"], say=said.append)
+    assert f"<li>digits FedAvg IID: {changed}</li>" in pages.page(changed_table, rows, trained, "paper")
+    assert "other settings" not in pages.markdown(table(), rows_of("made-1", table(), trained, "paper"))
+    train(changed_table, trained, only=["fedavg"], say=said.append)
     path = trained / "cells/paper/made-digits-fedavg-iid-r2-s0.json"
     assert said == [f"digits FedAvg IID: kept, though made with {changed}; without {path} it is trained anew"]
 
 
 def test_a_page_says_what_was_scaled_down(trained):
-    table = printed()
-    longer = [cell._replace(experiment=replace(cell.experiment, rounds=9)) for cell in table.cells]
+    longer = [cell._replace(experiment=replace(cell.experiment, rounds=9)) for cell in table().cells()]
     options = {**longer[0].experiment.options, "lr": 0.2}
     longer[0] = longer[0]._replace(experiment=replace(longer[0].experiment, options=options))
-    less = table._replace(
-        cells=longer,
+    less = table()._replace(
+        cells=lambda: longer,
         scales={"paper": lambda x: replace(x, options={**x.options, "lr": 0.1}) if x.method == "fedavg" else x},
     )
     rows = rows_of("made-1", less, trained, "paper")
@@ -189,20 +193,20 @@ def test_a_page_says_what_was_scaled_down(trained):
         "FedAvg": ["rounds 2 for 9", "lr 0.1 for 0.2"],
         "FedUAB": ["rounds 2 for 9"],
     }
-    assert "Scaled down: rounds 2 for 9, lr 0.1 for 0.2." in cells_page.markdown(less, rows)
-    assert "Scaled down" not in cells_page.markdown(table, rows_of("made-1", table, trained, "paper"))
+    assert "Scaled down: rounds 2 for 9, lr 0.1 for 0.2." in pages.markdown(less, rows)
+    assert "Scaled down" not in pages.markdown(table(), rows_of("made-1", table(), trained, "paper"))
 
 
 def test_variants_of_a_run_are_rows_of_their_own(trained):
     metrics = {"nll": "test.nll", "twice nll": "measured.double"}
-    table = printed()._replace(metrics=metrics, variants={"twice": "-twice"})
-    rows = rows_of("made-1", table, trained, "paper")
+    twice = table()._replace(metrics=metrics, variants={"twice": "-twice"})
+    rows = rows_of("made-1", twice, trained, "paper")
     assert [(r["row"], r["metric"]) for r in rows] == [("FedAvg", "nll"), ("FedUAB", "nll"), ("FedUAB-twice", "nll")]
-    assert "| FedUAB-twice |" in cells_page.markdown(table, rows)
+    assert "| FedUAB-twice |" in pages.markdown(twice, rows)
 
 
 def test_words_choose_cells_by_group_row_and_column():
-    made = PRINTED["feduab-7"]().cells
+    made = TABLES["feduab-7"].cells()
     assert {(c.group, c.row) for c in chosen(made, ["mnist", "FedUAB-5", "FedAvg"])} == {
         ("MNIST", "FedUAB-5"),
         ("MNIST", "FedAvg"),
@@ -213,42 +217,52 @@ def test_words_choose_cells_by_group_row_and_column():
 
 
 def test_another_number_of_rounds_is_another_file_and_the_longest_counts(trained, tmp_path):
-    run_cells(printed(), tmp_path, only=["fedavg"], seeds=[0], changes={"rounds": 1})
-    assert rows_of("made-1", printed(), tmp_path, "paper")[0]["rounds"] == 1
-    run_cells(printed(), tmp_path, only=["fedavg"], seeds=[0])
-    assert rows_of("made-1", printed(), tmp_path, "paper")[0]["rounds"] == 2
+    train(table(), tmp_path, only=["fedavg"], seeds=[0], changes={"rounds": 1})
+    assert rows_of("made-1", table(), tmp_path, "paper")[0]["rounds"] == 1
+    train(table(), tmp_path, only=["fedavg"], seeds=[0])
+    assert rows_of("made-1", table(), tmp_path, "paper")[0]["rounds"] == 2
 
 
 def test_a_table_of_another_scale_is_pointed_at(trained, monkeypatch):
-    monkeypatch.setitem(PRINTED, "made-1", printed)
-    monkeypatch.setitem(TABLES, "made-1", printed().title)
+    monkeypatch.setitem(TABLES, "made-1", table())
     with pytest.raises(InputError, match="at scale tiny: there are some of --scale paper"):
-        run_published("made-1", trained, scale="tiny", train=False)
+        run_published("made-1", trained, Request(scale="tiny"), train=False)
 
 
-def test_a_table_that_was_never_run_or_is_unknown_says_so(tmp_path):
-    with pytest.raises(InputError, match="feduab-6 has been run at scale paper: run fedbayes table feduab-6"):
-        run_published("feduab-6", tmp_path, train=False)
+@pytest.mark.parametrize("name", ["feduab-6", "fedag-2"])
+def test_a_table_that_was_never_run_or_is_unknown_says_so(tmp_path, name):
+    with pytest.raises(InputError, match=f"{name} has been run at scale paper: run fedbayes table {name}"):
+        run_published(name, tmp_path, Request(), train=False)
     with pytest.raises(InputError, match="did you mean"):
-        run_published("feduab-66", tmp_path)
-    with pytest.raises(InputError, match="scale"):
-        run_published("feduab-6", tmp_path, scale="huge")
-    with pytest.raises(InputError, match="seeds"):
-        run_published("feduab-6", tmp_path, seeds="one")
+        run_published(f"{name}{name[-1]}", tmp_path, Request())
+    for choice in (True, False):
+        with pytest.raises(InputError, match="unknown scale 'huge'"):
+            run_published(name, tmp_path, Request(scale="huge"), train=choice)
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("option", "name"), [({"changes": {"rounds": 3}}, "rounds"), ({"seeds": "0..2"}, "seeds")])
-def test_a_table_of_folds_refuses_what_it_would_not_heed(tmp_path, option, name):
-    with pytest.raises(InputError, match=f"{name}: fedag-2 is of all folds"):
-        run_published("fedag-2", tmp_path, **option)
+def test_seeds_are_a_range_or_a_list():
+    assert (seeds_of("0..2"), seeds_of("3, 5")) == ([0, 1, 2], [3, 5])
+    for text in ("one", "", "0,x", "-1..1"):
+        with pytest.raises(InputError, match=r"seeds: .* write 0\.\.2 or 0,3"):
+            seeds_of(text)
 
 
-def test_every_table_has_a_title_and_its_experiments_can_be_read_back():
-    assert set(PRINTED) < set(TABLES)
-    for make in PRINTED.values():
-        made = make()
-        names = [cells.file_name(made.family, c, c.experiment) for c in made.cells]
-        assert len(set(names)) == len(names), made.title
+@pytest.mark.parametrize("name", TABLES)
+def test_every_place_of_a_table_has_its_own_cell_and_file(name):
+    made = TABLES[name].cells()
+    places = [(cell.group, cell.row, cell.column) for cell in made]
+    assert len(set(places)) == len(places) > 0
+    if TABLES[name].source is seeds.SEEDS:
+        names = [seeds.file_name(TABLES[name].family, c, c.experiment) for c in made]
+        assert len(set(names)) == len(names)
+    assert "paper" in TABLES[name].scales
+
+
+def test_examples_hold():
+    for module in (cells, fedag):
+        outcome = doctest.testmod(module)
+        assert outcome.attempted > outcome.failed == 0
 
 
 def test_feduabs_networks_have_the_published_numbers_of_weights():
@@ -258,7 +272,7 @@ def test_feduabs_networks_have_the_published_numbers_of_weights():
 
 
 def test_z_of_the_paper_sets_both_numbers_of_draws():
-    x = printed_feduab.experiment_of("MNIST", "FedUAB-5", "Small-IID")
+    x = feduab.experiment_of("MNIST", "FedUAB-5", "Small-IID")
     from fedbayes.experiments.build import method_of
 
     options = method_of(x).options

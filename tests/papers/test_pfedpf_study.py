@@ -9,9 +9,9 @@ import torch
 from fedbayes.evaluate import ood
 from fedbayes.experiments.experiment import experiment_of, table_of
 from fedbayes.papers import pfedpf as printed
-from fedbayes.papers.cells import file_name
+from fedbayes.papers.pfedpf_figures import SCALES, confidence_figure, confidences, digits_run
 from fedbayes.papers.refinement import outlying, personal_figures, train_seconds, under
-from fedbayes.papers.refinement_figures import SCALES, confidence_figure, confidences, digits_run
+from fedbayes.papers.seeds import file_name
 
 QUICK = {"refine": "flow", "flow_length": 3, "flow_epochs": 2, "flow_batch": 64}
 ELSEWHERE = {"NOISE": "uniform-noise@2000", "far": "train@50"}
@@ -59,22 +59,22 @@ def test_table_1_repeats_energys_figures_in_odins_row():
     ]
 
 
-@pytest.mark.parametrize("name", printed.tables())
+@pytest.mark.parametrize("name", printed.TABLES)
 def test_a_table_names_its_metrics_and_its_experiments_can_be_read(name):
-    table = printed.tables()[name]()
-    files = [file_name(table.family, cell, cell.experiment) for cell in table.cells]
+    table = printed.TABLES[name]
+    files = [file_name(table.family, cell, cell.experiment) for cell in table.cells()]
     assert len(set(files)) == len(files)
-    for cell in table.cells:
+    for cell in table.cells():
         assert set(cell.published) <= set(table.metrics) | set(printed.published(cell.column, cell.row)), cell.row
         for scale in table.scales.values():
             x = scale(cell.experiment)
             assert experiment_of(table_of(x)) == x
-    absent = [cell for cell in table.cells if cell.experiment.data in ("cifar100", "svhn")]
+    absent = [cell for cell in table.cells() if cell.experiment.data in ("cifar100", "svhn")]
     assert not absent  # their training files are not at hand
 
 
 def test_cells_of_several_tables_are_one_file():
-    second, third, fourth = (printed.tables()[f"pfedpf-{n}"]().cells for n in (2, 3, 4))
+    second, third, fourth = (printed.TABLES[f"pfedpf-{n}"].cells() for n in (2, 3, 4))
     names = [{file_name("pfedpf", cell, cell.experiment) for cell in cells} for cells in (second, third, fourth)]
     assert names[0] == names[1]
     assert names[2] < names[0]

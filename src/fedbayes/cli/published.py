@@ -28,27 +28,28 @@ def table(
     output: Annotated[Path, typer.Option(help="The folder of the pages and their cells.")] = Path("docs/results"),
 ) -> None:
     """Run a published table again, cell by cell, and set ours beside the published figures; again: go on."""
-    from fedbayes.papers.tables import TABLES, run_published
+    from fedbayes.papers.cells import Request
+    from fedbayes.papers.tables import TABLES, run_published, seeds_of
 
     if not name:
-        for known, title in TABLES.items():
-            print(f"{known:<18} {title}")
+        for known, published in TABLES.items():
+            print(f"{known:<18} {published.title}")
         return
     words = [word.strip() for word in only.split(",") if word.strip()]
-    asked_for = {"device": device, "rounds": rounds, "precision": precision, "compile": compile, "at_once": at_once}
-    changes = {key: value for key, value in asked_for.items() if value is not None}
-    asked = {"only": words, "scale": scale, "seeds": seeds, "changes": changes, "train": train, "keep": keep}
+    settings = {"device": device, "rounds": rounds, "precision": precision, "compile": compile, "at_once": at_once}
+    changes = {key: value for key, value in settings.items() if value is not None}
     try:
         with watching() as watch:
 
             def say(line: str) -> None:
                 out.print(escape(line), soft_wrap=True)
 
-            made = run_published(name, output, **asked, say=say, watch=watch)  # type: ignore[arg-type]
+            request = Request(words, scale, seeds_of(seeds), changes, keep, say, watch)
+            text = run_published(name, output, request, train=train)
     except KeyboardInterrupt:
         out.print("\nstopped; the same command goes on: finished cells stay, others from their last checkpoints")
         raise SystemExit(130) from None
-    print(made)
+    print(text)
 
 
 @app.command()

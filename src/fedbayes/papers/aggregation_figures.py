@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbayes.errors import InputError
-from fedbayes.papers.agg import GAMMAS, INITIAL, POOLS, PRIORS, RETAINED, SPLITS, tables
-from fedbayes.papers.cells import Cell, Printed, curves_of, files_of
-from fedbayes.papers.regression_figures import save
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.papers.aggregation import GAMMAS, INITIAL, POOLS, PRIORS, RETAINED, SPLITS, TABLES
+from fedbayes.papers.cells import Cell, Table, contents_of, curves_of
+from fedbayes.papers.drawing import save
 
 INK = {
     "NWA": "#b5482a",
@@ -53,38 +54,37 @@ DRAWN: dict[str, Drawn] = {
 def aggregation_figure(name: str, output: Path, scale: str) -> list[Path]:
     """A figure of the paper from the cells of its table, as SVG and PNG."""
     drawn = DRAWN[name]
-    printed = tables()[drawn.table]()
     draw = _learning if drawn.curve else _retention
-    figure = draw(printed, drawn, output, scale)
+    figure = draw(TABLES[drawn.table], drawn, output, scale)
     return save(figure, output / f"{_stem(name.replace('agg-', 'agg-figure-'), scale)}")
 
 
-def _cells(printed: Printed, drawn: Drawn, column: str) -> dict[str, Cell]:
+def _cells(table: Table[Experiment], drawn: Drawn, column: str) -> dict[str, Cell[Experiment]]:
     return {
         label: cell
         for label, row in drawn.rows.items()
-        for cell in printed.cells
+        for cell in table.cells()
         if (cell.row, cell.column) == (row, column)
     }
 
 
-def _columns(printed: Printed, drawn: Drawn, output: Path, scale: str) -> list[str]:
+def _columns(table: Table[Experiment], drawn: Drawn, output: Path, scale: str) -> list[str]:
     """The figure's columns of which a cell has been trained, or all where none has been."""
 
     def trained(column: str) -> bool:
-        return any(files_of(printed, cell, output, scale) for cell in _cells(printed, drawn, column).values())
+        return any(contents_of(table, cell, output, scale) for cell in _cells(table, drawn, column).values())
 
     return [column for column in drawn.columns if trained(column)] or list(drawn.columns)
 
 
-def _learning(printed: Printed, drawn: Drawn, output: Path, scale: str) -> Any:
+def _learning(table: Table[Experiment], drawn: Drawn, output: Path, scale: str) -> Any:
     from matplotlib.figure import Figure
 
-    columns = _columns(printed, drawn, output, scale)
+    columns = _columns(table, drawn, output, scale)
     figure = Figure(figsize=(3.4 * len(columns), 3.2), layout="constrained")
     for ax, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns):
-        for label, cell in _cells(printed, drawn, column).items():
-            for seed in curves_of(printed, output, scale, [cell]).get(cell.row, []):
+        for label, cell in _cells(table, drawn, column).items():
+            for seed in curves_of(table, output, scale, [cell]).get(cell.row, []):
                 ax.plot(
                     [r["round"] for r in seed], [r["accuracy"] for r in seed], color=INK[label], lw=1.5, label=label
                 )
@@ -92,18 +92,18 @@ def _learning(printed: Printed, drawn: Drawn, output: Path, scale: str) -> Any:
     return _with_legend(figure, drawn.table, scale)
 
 
-def _retention(printed: Printed, drawn: Drawn, output: Path, scale: str) -> Any:
+def _retention(table: Table[Experiment], drawn: Drawn, output: Path, scale: str) -> Any:
     from matplotlib.figure import Figure
 
-    columns = _columns(printed, drawn, output, scale)
+    columns = _columns(table, drawn, output, scale)
     figure = Figure(figsize=(4.2 * len(columns), 6.2), layout="constrained")
     grid = figure.subplots(len(KINDS), len(columns), squeeze=False)
     for line, (kind, title) in zip(grid, KINDS.items()):
         for ax, column in zip(line, columns):
-            for label, cell in _cells(printed, drawn, column).items():
-                kept = [content["measured"] for content in files_of(printed, cell, output, scale)]
-                if kept:
-                    mean = [sum(one[f"{kind}_{part}"] for one in kept) / len(kept) for part in RETAINED]
+            for label, cell in _cells(table, drawn, column).items():
+                seeds = [content["measured"] for content in contents_of(table, cell, output, scale)]
+                if seeds:
+                    mean = [sum(one[f"{kind}_{part}"] for one in seeds) / len(seeds) for part in RETAINED]
                     ax.plot([p / 100 for p in RETAINED], mean, color=INK[label], lw=1.5, marker=".", label=label)
             _finish(ax, f"{column}, by {title}", "fraction of test data retained", "accuracy")
     return _with_legend(figure, drawn.table, scale)
@@ -117,10 +117,10 @@ def _finish(ax: Any, title: str, across: str, up: str) -> None:
 
 def _with_legend(figure: Any, table: str, scale: str) -> Any:
     """One legend for all panels, below them, where it covers no curve."""
-    found = [entry for ax in figure.axes for entry in zip(*ax.get_legend_handles_labels())]
-    if not found:
+    entries = [entry for ax in figure.axes for entry in zip(*ax.get_legend_handles_labels())]
+    if not entries:
         raise InputError(f"no cell of {table} has been trained at scale {scale}: fedbayes table {table}")
-    once = {label: handle for handle, label in found}
+    once = {label: handle for handle, label in entries}
     figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=len(once), frameon=False, fontsize=9)
     return figure
 
@@ -133,27 +133,31 @@ def prior_figure(output: Path, scale: str) -> list[Path]:
     """The ablation: accuracy and NLL by KL weight, prior fixed or replaced, for each initial scale and rule."""
     from matplotlib.figure import Figure
 
-    printed = tables()["agg-prior"]()
     figure = Figure(figsize=(11, 6.2), layout="constrained")
     grid = figure.subplots(2, len(POOLS) * len(INITIAL), squeeze=False, sharey="row")
     inks = {"fixed": "#1b6ca8", "replaced": "#b5482a"}
     places = [(pool, initial) for pool in POOLS for initial in INITIAL]
     for line, (metric, called) in zip(grid, (("accuracy", "accuracy"), ("nll", "NLL"))):
+        scores = _prior_scores(metric, output, scale)
         for ax, (pool, initial) in zip(line, places):
             for prior in PRIORS:
-                found = {}
-                for cell in printed.cells:
-                    files = files_of(printed, cell, output, scale)
-                    gamma, _, rest = cell.row.removeprefix("γ = ").partition(" scale ")
-                    if files and cell.column == f"{prior} {pool}" and rest == f"{initial:g}":
-                        found[gamma] = sum(content["test"][metric] for content in files) / len(files)
-                at = [i for i, gamma in enumerate(GAMMAS) if gamma in found]
-                if at:
-                    scores = [found[gamma] for gamma in GAMMAS if gamma in found]
-                    ax.plot(at, scores, "o-", color=inks[prior], label=prior)
+                cells = [(f"γ = {gamma} scale {initial:g}", f"{prior} {pool}") for gamma in GAMMAS]
+                points = {place: scores[cell] for place, cell in enumerate(cells) if cell in scores}
+                if points:
+                    ax.plot(list(points), list(points.values()), "o-", color=inks[prior], label=prior)
             _finish(ax, f"{pool}, initial scale {initial:g}", "KL weight", called)
             ax.set_xticks(range(len(GAMMAS)), list(GAMMAS))
     return save(_with_legend(figure, "agg-prior", scale), output / _stem("agg-figure-prior", scale))
+
+
+def _prior_scores(metric: str, output: Path, scale: str) -> dict[tuple[str, str], float]:
+    """A score of the ablation's cells that have run, by row and column: the mean over seeds."""
+    table = TABLES["agg-prior"]
+    seeds = {
+        (cell.row, cell.column): [content["test"][metric] for content in contents_of(table, cell, output, scale)]
+        for cell in table.cells()
+    }
+    return {place: sum(values) / len(values) for place, values in seeds.items() if values}
 
 
 def _named(name: str) -> Callable[[Path, str], list[Path]]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from fedbayes.experiments.experiment import Experiment
-from fedbayes.papers.cells import Cell, Printed
+from fedbayes.papers.cells import Cell, Table
+from fedbayes.papers.seeds import SEEDS, Cells
 from fedbayes.training.run import Run
 
 SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,14 +45,14 @@ Figures = dict[str, dict[str, tuple[float, ...]]]  # set -> method -> accuracy a
 
 def _figures(text: str) -> Figures:
     """Lines `method  a l  a l ...` under lines that name a set."""
-    made: Figures = {}
+    figures: Figures = {}
     for line in text.strip().splitlines():
         words = line.split()
         if len(words) == 1:
-            made[words[0]] = here = {}
+            figures[words[0]] = methods = {}
         else:
-            here[words[0]] = tuple(float(word) for word in words[1:])
-    return made
+            methods[words[0]] = tuple(float(word) for word in words[1:])
+    return figures
 
 
 TABLE_6 = _figures("""
@@ -169,44 +170,21 @@ def small(x: Experiment) -> Experiment:
 SCALES: Mapping[str, Callable[[Experiment], Experiment]] = {"paper": lambda x: x, "small": small}
 
 
-def _cells(figures: Figures, columns: tuple[str, ...], *, personal: bool = False) -> list[Cell]:
-    made = []
+def _cells(figures: Figures, columns: tuple[str, ...]) -> list[Cell[Experiment]]:
+    cells = []
     for data in DATA:
         for method in METHODS:
-            printed = figures[data].get(method.removesuffix(" as made there"), ())
-            if not printed:
+            numbers = figures[data].get(method.removesuffix(" as made there"), ())
+            if not numbers:
                 continue
             for place, scenario in enumerate(columns):
-                there = {"accuracy": printed[2 * place] / 100, "nll": printed[2 * place + 1]}
-                experiment = experiment_of(data, method, scenario)
+                published = {"accuracy": numbers[2 * place] / 100, "nll": numbers[2 * place + 1]}
                 bayes = METHODS[method][0] not in ("fedavg", "fedprox", "bpfed")
                 if bayes:
-                    there |= {"nll_50": there["nll"], "accuracy_50": there["accuracy"]}
-                made.append(Cell(method, scenario, experiment, there, more_draws if bayes else None, data))
-    return made
-
-
-def tables() -> dict[str, Callable[[], Printed]]:
-    """Tables by name; made when asked for."""
-    whole = {"accuracy": "test.accuracy", "nll": "test.nll", "ece": "test.ece"}
-    draws = {"accuracy_50": "measured.accuracy_50", "nll_50": "measured.nll_50"}
-    homes = {"accuracy": "personal.clients_accuracy", "nll": "personal.clients_nll"}
-
-    def printed(title: str, cells: list[Cell], metrics: Mapping[str, str]) -> Printed:
-        return Printed(f"FedUAB, {title}", cells, metrics, SCALES, "feduab")
-
-    return {
-        "feduab-6": lambda: printed(
-            "table 6: global models, all data", _cells(TABLE_6, COLUMNS["6"]), {**whole, **draws}
-        ),
-        "feduab-7": lambda: printed(
-            "table 7: global models, 50 rows a client", _cells(TABLE_7, COLUMNS["7"]), {**whole, **draws}
-        ),
-        "feduab-8": lambda: printed("table 8: personal models", _cells(TABLE_8, COLUMNS["8"]), homes),
-        "feduab-ablations": lambda: printed(
-            "ablations", ablations(), {**whole, **draws, "personal accuracy": homes["accuracy"]}
-        ),
-    }
+                    published |= {"nll_50": published["nll"], "accuracy_50": published["accuracy"]}
+                experiment, measure = experiment_of(data, method, scenario), more_draws if bayes else None
+                cells.append(Cell(method, scenario, experiment, published, measure, data))
+    return cells
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -226,12 +204,32 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def ablations() -> list[Cell]:
+def ablations() -> list[Cell[Experiment]]:
     """FedUAB-5 on MNIST with one thing changed."""
-    made = []
+    cells = []
     for scenario in COLUMNS["7"]:
         base = experiment_of("MNIST", "FedUAB-5", scenario)
         for name, change in ABLATIONS.items():
             x = replace(base, options={**base.options, **change})
-            made.append(Cell(f"ablation {name}", scenario, x, {}, more_draws, "MNIST"))
-    return made
+            cells.append(Cell(f"ablation {name}", scenario, x, {}, more_draws, "MNIST"))
+    return cells
+
+
+def _table(title: str, cells: Cells, metrics: Mapping[str, str]) -> Table[Experiment]:
+    return Table(f"FedUAB, {title}", cells, metrics, SCALES, "feduab", SEEDS)
+
+
+GLOBAL = {
+    "accuracy": "test.accuracy",
+    "nll": "test.nll",
+    "ece": "test.ece",
+    "accuracy_50": "measured.accuracy_50",
+    "nll_50": "measured.nll_50",
+}
+PERSONAL = {"accuracy": "personal.clients_accuracy", "nll": "personal.clients_nll"}
+TABLES: dict[str, Table[Experiment]] = {
+    "feduab-6": _table("table 6: global models, all data", lambda: _cells(TABLE_6, COLUMNS["6"]), GLOBAL),
+    "feduab-7": _table("table 7: global models, 50 rows a client", lambda: _cells(TABLE_7, COLUMNS["7"]), GLOBAL),
+    "feduab-8": _table("table 8: personal models", lambda: _cells(TABLE_8, COLUMNS["8"]), PERSONAL),
+    "feduab-ablations": _table("ablations", ablations, {**GLOBAL, "personal accuracy": PERSONAL["accuracy"]}),
+}

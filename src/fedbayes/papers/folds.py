@@ -26,7 +26,6 @@ from fedbayes.training.run import Memory, predict_with, with_noise
 
 Scores = dict[str, float]
 CLIENTS, ROUNDS, MEMBERS = 10, 5, 5
-Watch = Callable[[str], None]
 
 
 def folds_of(name: str, folds: int | None = None) -> list[Dataset]:
@@ -74,8 +73,8 @@ def federations(
     tasks = []
     for fold, one in enumerate(data):
         seed = fold if seeds is None else seeds[fold]
-        made = likelihood()
-        outputs = one.classes * made.width
+        observation = likelihood()
+        outputs = one.classes * observation.width
         network = (
             network_named("mlp", one.shape, outputs, seed=seed, hidden=(hidden,))
             if hidden
@@ -89,7 +88,7 @@ def federations(
                 method=method,
                 rounds=rounds,
                 seed=seed,
-                likelihood=made,
+                likelihood=observation,
                 evaluate_every=every or rounds,
                 device=device,
             )
@@ -102,8 +101,8 @@ def train(tasks: Sequence[Task], after: Callable[[int, list[Parts]], None] = lam
     """The final parts of each federation, all trained at once; `after(round, parts)` sees those of every round."""
     parts: list[Parts] = [task.begin().state.broadcast for task in tasks]
     steps = rounds_together(tasks, [task.begin() for task in tasks], [Memory() for _ in tasks])
-    for number, made in enumerate(steps, 1):
-        parts = [entry[0].state.broadcast for entry in made if entry is not None]
+    for number, entries in enumerate(steps, 1):
+        parts = [entry[0].state.broadcast for entry in entries if entry is not None]
         after(number, parts)
     return parts
 
@@ -128,13 +127,13 @@ def fedag_network(data: Sequence[Dataset], name: str, device: str = "cpu") -> di
     """FedAG with one hidden layer, 5 rounds; and what other readings of its noise make of the same networks."""
     tasks = federations(data, fedag(), hidden=hidden_units(name), rounds=ROUNDS, device=device)
     parts = train(tasks)
-    made = {"FedAG network": _scored(tasks, parts)}
+    scores = {"FedAG network": _scored(tasks, parts)}
     for row, kind in (("FedAG no noise", "none"), ("FedAG calibrated", "calibrated")):
         others = [predicting_by(task, noise=kind) for task in tasks]
-        made[row] = _scored(others, [with_noise(t, own) for t, own in zip(others, parts)])
+        scores[row] = _scored(others, [with_noise(t, own) for t, own in zip(others, parts)])
     drawn = [predicting_by(task, members=False) for task in tasks]
-    made["FedAG Monte Carlo"] = _scored(drawn, [with_noise(t, own) for t, own in zip(drawn, parts)])
-    return made
+    scores["FedAG Monte Carlo"] = _scored(drawn, [with_noise(t, own) for t, own in zip(drawn, parts)])
+    return scores
 
 
 def fedag_linear(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
@@ -148,15 +147,15 @@ def fedag_linear(data: Sequence[Dataset], name: str, device: str = "cpu") -> dic
 
 def blr(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
     """Bayesian linear regression under a unit prior, its noise the residual variance; and by the evidence."""
-    made: dict[str, list[Scores]] = {}
+    scores: dict[str, list[Scores]] = {}
     for row, evidence in (("BLR", False), ("BLR by evidence", True)):
-        made[row] = []
+        scores[row] = []
         for one in data:
             mean, variance = bayesian_linear(one.x, one.y, evidence=evidence).predict(one.test_x)
             assert one.target_scale is not None
             mean = one.target_scale.undo(mean[:, None])
-            made[row].append(scores_of(one, mean, variance[:, None] * one.target_scale.std.square()))
-    return made
+            scores[row].append(scores_of(one, mean, variance[:, None] * one.target_scale.std.square()))
+    return scores
 
 
 def batch_of(data: Sequence[Dataset]) -> int:
@@ -216,14 +215,14 @@ def deep_ensemble(
         likelihood=mean_variance,
         device=device,
     )
-    parts, made = train(tasks), []
+    parts, scores = train(tasks), []
     for fold, one in enumerate(data):
         mine = [own["model"].mean for (f, _), own in zip(members, parts) if f == fold]
         program = tasks[fold * MEMBERS].program
         ensemble: Parts = {"model": Draws(torch.stack(mine), program.initial["model"].layout)}
         p = predictive(program.model, ensemble, one.test_x.to(device))
-        made.append(scores_of(one, p.mean, p.total))
-    return {"DE": made}
+        scores.append(scores_of(one, p.mean, p.total))
+    return {"DE": scores}
 
 
 # What trains the rows of the tables; the rows that each gives.

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedbayes.errors import InputError
-from fedbayes.papers import fedppd as printed_fedppd
-from fedbayes.papers import feduab as printed_feduab
+from fedbayes.papers import fedppd, feduab
 from fedbayes.papers.cells import curves_of
-from fedbayes.papers.page import looks
-from fedbayes.papers.regression_figures import save
+from fedbayes.papers.drawing import looks, save
 
 Draw = Callable[[Path, str], list[Path]]
 Curves = dict[str, list[list[dict[str, Any]]]]  # by row and seed: evaluated rounds
@@ -21,17 +19,12 @@ def _figure(table: str, column: str, prefix: str, stem: str) -> Draw:
     def draw(output: Path, scale: str) -> list[Path]:
         from matplotlib.figure import Figure
 
-        printed = (printed_feduab.tables() | printed_fedppd.tables())[table]()
-        found = {}
-        for group in dict.fromkeys(cell.group for cell in printed.cells):
-            cells = [c for c in printed.cells if (c.group, c.column) == (group, column)]
-            curves = curves_of(printed, output, scale, cells)
-            if curves:
-                found[group] = curves
-        if not found:
+        curves_by_group = _curves(table, column, output, scale)
+        if not curves_by_group:
             raise InputError(f"no cell of {column} has been run yet: fedbayes table {table} --only {column}")
-        figure = Figure(figsize=(10.5, 3.2 * len(found)), layout="constrained")
-        for line, (group, curves) in zip(figure.subplots(len(found), 2, squeeze=False), found.items()):
+        figure = Figure(figsize=(10.5, 3.2 * len(curves_by_group)), layout="constrained")
+        grid = figure.subplots(len(curves_by_group), 2, squeeze=False)
+        for line, (group, curves) in zip(grid, curves_by_group.items()):
             for ax, metric in zip(line, ("accuracy", "nll")):
                 for (row, seeds), look in zip(curves.items(), looks(curves)):
                     name = prefix + metric
@@ -46,6 +39,17 @@ def _figure(table: str, column: str, prefix: str, stem: str) -> Draw:
         return save(figure, output / stem)
 
     return draw
+
+
+def _curves(table: str, column: str, output: Path, scale: str) -> dict[str, Curves]:
+    """The curves of one column by group, where cells have run."""
+    published = (feduab.TABLES | fedppd.TABLES)[table]
+    cells = [cell for cell in published.cells() if cell.column == column]
+    groups = {
+        group: curves_of(published, output, scale, [cell for cell in cells if cell.group == group])
+        for group in dict.fromkeys(cell.group for cell in cells)
+    }
+    return {group: curves for group, curves in groups.items() if curves}
 
 
 def _zoom(ax: Any, curves: Curves, name: str) -> None:

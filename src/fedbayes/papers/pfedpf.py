@@ -17,9 +17,10 @@ from functools import partial
 from typing import Any
 
 from fedbayes.experiments.experiment import Experiment
-from fedbayes.papers.cells import Cell, Printed
+from fedbayes.papers.cells import Cell, Table
 from fedbayes.papers.refinement import train_seconds, under
-from fedbayes.training.rounds import Run
+from fedbayes.papers.seeds import SEEDS, Cells
+from fedbayes.training.run import Run
 
 METHODS = {"FedAvg": "fedavg", "FedPer": "fedper", "LG-FedAvg": "lg_fedavg"}
 DATA: dict[str, dict[str, Any]] = {
@@ -105,9 +106,9 @@ def measure(run: Run, *, data: str, method: str) -> dict[str, float]:
     if data == WIDE:
         plain = under(run, {"": {"refine": "none"}}, ELSEWHERE[data], only=SCORES.values())
         return {**plain, **under(run, {"pf": REFINEMENTS["pf"], "pf2": CONVERGED, "pf4": OWN}, ELSEWHERE[data])}
-    made = under(run, REFINEMENTS, ELSEWHERE[data])
+    refined = under(run, REFINEMENTS, ELSEWHERE[data])
     chains = lengths(run, data) if method == "FedAvg" and data in ABLATED else {}
-    return {**made, **chains, "train seconds": train_seconds(run)}
+    return {**refined, **chains, "train seconds": train_seconds(run)}
 
 
 # Table I's names of scores -> ours. The paper's own method, `pf`, is the largest probability of the refined model.
@@ -185,14 +186,14 @@ TABLE_4 = _columns(
 
 def published(data: str, method: str) -> dict[str, float]:
     """Every figure that tables II and III print of a method on a set, by our names; with `pf`, of its refined row."""
-    made: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for word, row in (("", method), ("pf ", f"{method}-pf")):
-        made |= {f"{word}{n.split()[1]}": v for n, v in TABLE_2[row].items() if n.split()[0] == data}
-        for pair, figures in TABLE_3.items():
+        figures |= {f"{word}{n.split()[1]}": v for n, v in TABLE_2[row].items() if n.split()[0] == data}
+        for pair, columns in TABLE_3.items():
             if pair.startswith(f"{data}-"):
                 label = pair.removeprefix(f"{data}-")
-                made |= {f"{word}{label} {m}": figures[f"{row} {m}"] for m in ("auroc", "fpr95")}
-    return made
+                figures |= {f"{word}{label} {m}": columns[f"{row} {m}"] for m in ("auroc", "fpr95")}
+    return figures
 
 
 def small(x: Experiment) -> Experiment:
@@ -223,64 +224,76 @@ def small(x: Experiment) -> Experiment:
 SCALES: Mapping[str, Callable[[Experiment], Experiment]] = {"paper": lambda x: x, "small": small}
 
 
-def cell(data: str, method: str, there: Mapping[str, float]) -> Cell:
+def cell(data: str, method: str, figures: Mapping[str, float]) -> Cell[Experiment]:
     """One run: a method on a set; several tables read its file."""
-    return Cell(method, data, experiment_of(data, method), there, partial(measure, data=data, method=method))
+    return Cell(method, data, experiment_of(data, method), figures, partial(measure, data=data, method=method))
 
 
-def table_1() -> Printed:
+def table_1() -> Table[Experiment]:
     """Table I: scores of FedAvg's network on CIFAR-10, and the refined one's largest probability."""
-    there, metrics = {}, {}
-    for row, figures in TABLE_1.items():
-        for name, figure in figures.items():
+    figures, metrics = {}, {}
+    for row, columns in TABLE_1.items():
+        for name, figure in columns.items():
             word = "pf " if row == "pf" else "" if row == "MSP" else f"{SCORES[row]} "
-            there[f"{row} {name}"] = figure
+            figures[f"{row} {name}"] = figure
             metrics[f"{row} {name}"] = f"measured.{word}{name}"
             if row == "pf":
                 metrics |= {f"{word} {name}": f"measured.{word} {name}" for word in ("pf2", "pf4")}
     absent = f"absent: {', '.join(ABSENT)} as training sets"
     variants = {row: f", {row}" for row in (*TABLE_1, "pf2", "pf4")}
-    cells = [cell(WIDE, "FedAvg", there)]
-    return Printed(f"pFedPF, table I: OOD scores ({absent})", cells, metrics, SCALES, "pfedpf", variants)
+    return _table(f"table I: OOD scores ({absent})", lambda: [cell(WIDE, "FedAvg", figures)], metrics, variants)
 
 
-def table_2() -> Printed:
+def personal_cells() -> list[Cell[Experiment]]:
+    """Tables II and III: every method on every set."""
+    return [cell(data, method, published(data, method)) for data in DATA for method in METHODS]
+
+
+def table_2() -> Table[Experiment]:
     """Table II: accuracy, NLL and ECE of personal models, before and after refinement."""
     names = [f"{word}{name}" for name in ("accuracy", "nll", "ece") for word in WORDS]
     names += ["train seconds", *(f"{word} seconds" for word in REFINEMENTS if word)]
-    return _table("table II: accuracy and calibration of personal models", names)
+    metrics = {name: f"measured.{name}" for name in names}
+    return _table("table II: accuracy and calibration of personal models", personal_cells, metrics, REFINED)
 
 
-def table_3() -> Printed:
+def table_3() -> Table[Experiment]:
     """Table III: AUROC and FPR95 of the largest probability, mean over clients."""
     labels = dict.fromkeys(label for data in DATA for label in ELSEWHERE[data])
     names = [f"{word}{label} {m}" for label in labels for m in ("auroc", "fpr95", "aupr") for word in WORDS]
     names += [f"{word}far confidence" for word in WORDS]
-    return _table("table III: telling inputs from elsewhere", names)
+    metrics = {name: f"measured.{name}" for name in names}
+    return _table("table III: telling inputs from elsewhere", personal_cells, metrics, REFINED)
 
 
-def table_4() -> Printed:
+def table_4() -> Table[Experiment]:
     """Table IV: Laplace alone, and the length of the flow; published for CIFAR-10 only."""
     words = {"FedAvg": "", "la": "la ", **{f"nf{n}": f"nf{n} " for n in LENGTHS}}
     metrics: dict[str, str] = {}
-    there: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for row, word in words.items():
         for name in ("accuracy", "ece", "nll"):
             metrics[f"{row} {name}"] = f"measured.{word}{name}"
         for label in dict.fromkeys(next(iter(ELSEWHERE[data])) for data in ABLATED):
             metrics |= {f"{row} {label} {m}": f"measured.{word}{label} {m}" for m in ("auroc", "fpr95")}
-        there |= {f"{row} {name}": figure for name, figure in TABLE_4[row].items()}
-    cells = [cell(data, "FedAvg", there if data == "CIFAR10" else {}) for data in ABLATED]
+        figures |= {f"{row} {name}": figure for name, figure in TABLE_4[row].items()}
     variants = {row: "" if row == "FedAvg" else f"-{row}" for row in words}
-    return Printed("pFedPF, table IV: the length of the flow", cells, metrics, SCALES, "pfedpf", variants)
+    return _table(
+        "table IV: the length of the flow",
+        lambda: [cell(data, "FedAvg", figures if data == "CIFAR10" else {}) for data in ABLATED],
+        metrics,
+        variants,
+    )
 
 
-def _table(title: str, names: list[str]) -> Printed:
-    cells = [cell(data, method, published(data, method)) for data in DATA for method in METHODS]
-    metrics, variants = {name: f"measured.{name}" for name in names}, {word: f"-{word}" for word in REFINEMENTS if word}
-    return Printed(f"pFedPF, {title}", cells, metrics, SCALES, "pfedpf", variants)
+def _table(title: str, cells: Cells, metrics: Mapping[str, str], variants: Mapping[str, str]) -> Table[Experiment]:
+    return Table(f"pFedPF, {title}", cells, metrics, SCALES, "pfedpf", SEEDS, variants)
 
 
-def tables() -> dict[str, Callable[[], Printed]]:
-    """Tables by name; made when asked for."""
-    return {"pfedpf-1": table_1, "pfedpf-2": table_2, "pfedpf-3": table_3, "pfedpf-4": table_4}
+REFINED = {word: f"-{word}" for word in REFINEMENTS if word}
+TABLES: dict[str, Table[Experiment]] = {
+    "pfedpf-1": table_1(),
+    "pfedpf-2": table_2(),
+    "pfedpf-3": table_3(),
+    "pfedpf-4": table_4(),
+}

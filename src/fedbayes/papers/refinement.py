@@ -23,9 +23,9 @@ FAR = 2000.0
 
 def personal_runs(run: Run, clients: Sequence[int] | None = None) -> Iterator[tuple[int, Run, float]]:
     """For each client a run that predicts by its personal model, and the seconds of its cohort's making, by head."""
-    asked = range(len(run.task.clients)) if clients is None else clients
+    indices = range(len(run.task.clients)) if clients is None else clients
     started = time.perf_counter()
-    for cohort in personal_models([run.home], [asked]):
+    for cohort in personal_models([run.home], [indices]):
         seconds = (time.perf_counter() - started) / max(len(cohort[0]), 1)
         for k, parts in cohort[0]:
             yield k, Personal(run, parts).as_run, seconds
@@ -50,20 +50,20 @@ def personal_figures(
     sums_of, scores_of = SUMS["classes"]
     sums: dict[str, Tensor] = {}
     ranks: list[dict[str, float]] = []
-    asked_last: Run | None = None
-    far: dict[str, dict[str, Tensor]] = {}  # scores of the sets from elsewhere by the model that was asked last
+    latest: Run | None = None
+    far: dict[str, dict[str, Tensor]] = {}  # scores of the sets from elsewhere by the latest model
     for k, own, seconds in personal_runs(run):
         rows = clients.test_rows(k)
         x, y = data.test_x[rows], data.test_y[rows].to(run.task.device)
-        made = sums_of(own.predict(x).probs, y)
-        sums = {name: sums[name] + t if sums else t for name, t in made.items()}
+        terms = sums_of(own.predict(x).probs, y)
+        sums = {name: sums[name] + t if sums else t for name, t in terms.items()}
         inside = ood.scores(own, x, only=_able(own, x, list(only)))
         row = {"far confidence": float(confidence(own, x, [FAR])[0]), "seconds": seconds}
-        if asked_last is None or not _alike(own.parts, asked_last.parts):
-            asked_last = own
+        if latest is None or not _alike(own.parts, latest.parts):
+            latest = own
             for label, place in places.items():
-                asked = own if place.run is run else ood.as_seen(own)
-                far[label] = ood.scores(asked, place.x, only=list(inside))
+                judge = own if place.run is run else ood.as_seen(own)
+                far[label] = ood.scores(judge, place.x, only=list(inside))
         for label in places:
             row |= _ranks(label, inside, far[label])
         ranks.append(row)
@@ -83,9 +83,9 @@ def _able(run: Run, x: Tensor, only: list[str]) -> list[str]:
     return [name for name in only if name in allowed]
 
 
-def _ranks(label: str, inside: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, float]:
+def _ranks(label: str, inside: Mapping[str, Tensor], outside: Mapping[str, Tensor]) -> dict[str, float]:
     return {
-        f"{'' if score == 'msp' else score + ' '}{label} {metric}": rank(inside[score], found[score])
+        f"{'' if score == 'msp' else score + ' '}{label} {metric}": rank(inside[score], outside[score])
         for score in inside
         for metric, rank in RANKINGS.items()
     }
@@ -96,22 +96,22 @@ def confidence(run: Run, x: Tensor, scales: Iterable[float]) -> Tensor:
     task, far = run.task, ood.as_seen(run).task.program.model
     inputs = task.program.model.inputs(x.to(task.device))
     draws, seed = task.program.prediction.draws, task.seed
-    found = [
+    predictions = [
         predictive(far, run.parts, s * inputs, draws=draws, seed=seed, dropout=task.program.prediction.dropout)
         for s in scales
     ]
-    return torch.stack([p.probs.amax(-1).mean() for p in found]).cpu()
+    return torch.stack([p.probs.amax(-1).mean() for p in predictions]).cpu()
 
 
 def under(
     run: Run, refinements: Mapping[str, Mapping[str, object]], elsewhere: Mapping[str, str], **options: Iterable[str]
 ) -> dict[str, float]:
     """Figures of one trained run under several refinements, each with a word before its names."""
-    made: dict[str, float] = {}
-    for word, asked in refinements.items():
-        found = personal_figures(run.refined(**asked), elsewhere, **options)  # type: ignore[arg-type]
-        made |= {f"{word} {name}".strip(): v for name, v in found.items()}
-    return made
+    figures: dict[str, float] = {}
+    for word, refinement in refinements.items():
+        own = personal_figures(run.refined(**refinement), elsewhere, **options)  # type: ignore[arg-type]
+        figures |= {f"{word} {name}".strip(): v for name, v in own.items()}
+    return figures
 
 
 def train_seconds(run: Run) -> float:

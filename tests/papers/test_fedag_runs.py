@@ -6,7 +6,7 @@ import torch
 
 import fedbayes as fb
 from fedbayes.experiments.experiment import Experiment
-from fedbayes.papers import folds, regression_figures
+from fedbayes.papers import fedag_figures, folds
 from fedbayes.runs.folder import run
 
 
@@ -49,7 +49,7 @@ def test_a_folder_that_ends_between_evaluations_knows_its_noise(tmp_path):
 
 
 def test_the_cubic_toy_is_predicted_where_there_are_data():
-    data, seen = regression_figures.cubic_rounds()
+    data, seen = fedag_figures.cubic_rounds()
     assert list(seen) == [1, 3, 5]
     assert len(data.x) == 160
     grid = data.test_x[:, 0]
@@ -64,9 +64,9 @@ def test_the_cubic_toy_is_predicted_where_there_are_data():
 def test_figures_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(folds, "folds_of", lambda name, count=None: [fb.data.load("diabetes").as_seen()])
     monkeypatch.setattr(folds, "ROUNDS", 1)
-    assert [path.name for path in regression_figures.cubic_figure(tmp_path)] == [
+    assert [path.name for path in fedag_figures.cubic_figure(tmp_path)] == [
         "fedag-figure-2.svg",
         "fedag-figure-2.png",
     ]
-    made = regression_figures.round_figure(tmp_path, sets=("made",))
+    made = fedag_figures.round_figure(tmp_path, sets=("made",))
     assert all(path.stat().st_size > 1000 for path in made)

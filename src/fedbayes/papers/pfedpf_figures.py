@@ -12,8 +12,8 @@ import torch
 from fedbayes.data import load, partition
 from fedbayes.methods import fedavg_pf
 from fedbayes.networks.papers import network_named
+from fedbayes.papers.drawing import save
 from fedbayes.papers.refinement import confidence, personal_runs
-from fedbayes.papers.regression_figures import save
 from fedbayes.training.rounds import fit
 from fedbayes.training.run import Run
 
@@ -27,7 +27,7 @@ SCALES = tuple(float(s) for s in torch.logspace(0, torch.tensor(2000.0).log10(),
 
 
 def digits_run(rounds: int = 30, clients: int = 10) -> Run:
-    """FedAvg with pFedPF's local training on embedded digits, two main classes a client."""
+    """FedAvg with pFedPF's local training on embedded digits, two main classes per client."""
     spread = partition.main_classes(2, 0.2)
     data = load("digits").split(spread, clients=clients, seed=0, test_per_client=30)
     network = network_named("mlp", data.data.shape, 10, seed=0)
@@ -36,15 +36,15 @@ def digits_run(rounds: int = 30, clients: int = 10) -> Run:
 
 
 def confidences(run: Run, scales: Sequence[float] = SCALES, **flow: Any) -> dict[str, list[float]]:
-    """Mean confidence in the clients' scaled test rows, by refinement: one figure a scale. `flow`: its options."""
-    data, made = run.task.clients.data, {}
-    for name, asked in {**SHOWN, "flow": {**SHOWN["flow"], **flow}}.items():
+    """Mean confidence in the clients' scaled test rows, by refinement: one figure per scale. `flow`: its options."""
+    data, curves = run.task.clients.data, {}
+    for name, refinement in {**SHOWN, "flow": {**SHOWN["flow"], **flow}}.items():
         rows = [
             confidence(own, data.test_x[run.task.clients.test_rows(k)], scales)
-            for k, own, _ in personal_runs(run.refined(**asked))
+            for k, own, _ in personal_runs(run.refined(**refinement))
         ]
-        made[name] = torch.stack(rows).mean(0).tolist()
-    return made
+        curves[name] = torch.stack(rows).mean(0).tolist()
+    return curves
 
 
 def confidence_figure(output: Path, curves: Mapping[str, Sequence[float]] | None = None) -> list[Path]:
@@ -61,10 +61,10 @@ def confidence_figure(output: Path, curves: Mapping[str, Sequence[float]] | None
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=8)
     stem = output / "pfedpf-confidence"
-    made = save(figure, stem)
+    paths = save(figure, stem)
     numbers = stem.with_suffix(".json")
     numbers.write_text(json.dumps({"scales": list(SCALES), **curves}) + "\n")
-    return [*made, numbers]
+    return [*paths, numbers]
 
 
 FIGURES = {"pfedpf-confidence": confidence_figure}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fedbayes.experiments.experiment import Experiment
-from fedbayes.papers.cells import Cell, Printed
+from fedbayes.papers.aggregation_scales import SCALES
+from fedbayes.papers.cells import Cell, Table
+from fedbayes.papers.seeds import SEEDS, Cells
 from fedbayes.scores.retention import retention_curve
 from fedbayes.training.run import Run
 
@@ -39,16 +40,14 @@ TREATMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # method,
     SPARED: ("fedavg", {"mc_dropout": True, "test_draws": 20}, {"dropout": 0.2, "undropped": ["head"]}),
     "Flipout": ("fedvi", VARIATIONAL, {}),
 }
-BASE = Experiment(
-    data="cifar10",
-    network="resnet",
-    network_options={"depth": 20},
-    augment="crop_flip",
-    precision="bf16",
-    clients=10,
-    rounds=400,
-    evaluate_every=10,
-)
+BASE: dict[str, Any] = {
+    "data": "cifar10",
+    "network": "resnet",
+    "augment": "crop_flip",
+    "precision": "bf16",
+    "clients": 10,
+    "evaluate_every": 10,
+}
 Figures = dict[str, tuple[float, ...]]  # row -> accuracy and NLL by split
 
 
@@ -117,23 +116,23 @@ def retention(run: Run) -> dict[str, float]:
     p = run.predict(data.test_x)
     correct = p.probs.argmax(-1) == data.test_y.to(p.probs.device)
     kinds = {"entropy": p.entropy, "aleatoric": p.aleatoric.sum(-1), "epistemic": p.epistemic.sum(-1)}
-    made: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for kind, uncertainty in kinds.items():
         curve = retention_curve(uncertainty, correct).accuracy
-        made |= {f"{kind}_{part}": float(curve[max(1, round(len(curve) * part / 100)) - 1]) for part in RETAINED}
-        made[f"{kind}_area"] = float(curve.mean())
-    return made
+        figures |= {f"{kind}_{part}": float(curve[max(1, round(len(curve) * part / 100)) - 1]) for part in RETAINED}
+        figures[f"{kind}_area"] = float(curve.mean())
+    return figures
 
 
 def one_round(run: Run) -> dict[str, float]:
     """Retention, the share of weights whose precision was floored, and how the server fared before the round."""
     first, weights = run.journal[0], run.posterior.mean.numel()
-    made = retention(run)
+    figures = retention(run)
     if "floored" in first:
-        made["floored"] = first["floored"] / weights
+        figures["floored"] = first["floored"] / weights
     if "pretrained" in first:
-        made |= {f"pretrained_{key}": v for key, v in first["pretrained"].items() if key in ("epochs", "accuracy")}
-    return made
+        figures |= {f"pretrained_{key}": v for key, v in first["pretrained"].items() if key in ("epochs", "accuracy")}
+    return figures
 
 
 def experiment_of(row: str, split: str, *, epochs: int = 1) -> Experiment:
@@ -143,50 +142,50 @@ def experiment_of(row: str, split: str, *, epochs: int = 1) -> Experiment:
     if row not in TREATMENTS:
         options = {**options, "rule": RULES[rule], "weighting": WEIGHTINGS[weighting or "size"]}
     partition, settings = SPLITS[split]
-    return replace(
-        BASE,
+    return Experiment(
+        **BASE,
         method=method,
         options={**CLIENTS, **options, "epochs": epochs},
-        network_options={**BASE.network_options, **network},
+        network_options={"depth": 20, **network},
         partition=partition,
         partition_options=settings,
         rounds=400 if epochs == 1 else 200,
     )
 
 
-def central_cells() -> list[Cell]:
+def central_cells() -> list[Cell[Experiment]]:
     """Table 1: the three treatments on all rows in one place."""
-    made = []
+    cells = []
     for row, accuracy in TABLE_1.items():
         x = experiment_of("NWA" if row == "Flipout" else row, "IID")
         x = replace(x, central=True, rounds=200)
-        made.append(Cell(row, "centralised", x, {"accuracy": accuracy / 100}, retention, "one place"))
-    return made
+        cells.append(Cell(row, "centralised", x, {"accuracy": accuracy / 100}, retention, "one place"))
+    return cells
 
 
-def rule_cells(figures: Figures, epochs: int) -> list[Cell]:
+def rule_cells(figures: Figures, epochs: int) -> list[Cell[Experiment]]:
     """Tables 2 and 3: treatments, rules and weightings on four splits."""
     return [
-        Cell(row, split, experiment_of(row, split, epochs=epochs), _at(printed, place), retention, f"E = {epochs}")
-        for row, printed in {**figures, SPARED: ()}.items()
+        Cell(row, split, experiment_of(row, split, epochs=epochs), _at(numbers, place), retention, f"E = {epochs}")
+        for row, numbers in {**figures, SPARED: ()}.items()
         for place, split in enumerate(SPLITS)
     ]
 
 
-def _at(printed: tuple[float, ...], place: int) -> dict[str, float]:
-    if not printed:
+def _at(numbers: tuple[float, ...], place: int) -> dict[str, float]:
+    if not numbers:
         return {}
-    return {"accuracy": printed[2 * place] / 100, "nll": printed[2 * place + 1]}
+    return {"accuracy": numbers[2 * place] / 100, "nll": numbers[2 * place + 1]}
 
 
-def one_round_cells() -> list[Cell]:
+def one_round_cells() -> list[Cell[Experiment]]:
     """Table 4: one round of long local training, with and without pre-training on a tenth of the rows.
 
     DWC's clients give the KL its full weight in the round, and beside the printed rows that of the other rules. The
     rate falls to nothing within the round: DWC adds up what clients are moved by the noise of their steps.
     """
-    made = []
-    for row, printed in {**TABLE_4, "DWC light KL": (), "DWC light KL pre-trained": ()}.items():
+    cells = []
+    for row, numbers in {**TABLE_4, "DWC light KL": (), "DWC light KL pre-trained": ()}.items():
         own = DWC if row.startswith("DWC") else {}
         full = {"kl_weight": 1.0} if own and "light" not in row else {}
         for place, split in enumerate(SPLITS):
@@ -195,23 +194,23 @@ def one_round_cells() -> list[Cell]:
             x = replace(x, rounds=1, evaluate_every=1, options=options)
             if row.endswith("pre-trained"):
                 # What the server takes leaves unequal classes, which shards would straddle.
-                named = ("labels_per_client", {"k": 2}) if split == "2-class" else SPLITS[split]
-                x = replace(x, partition=named[0], partition_options={**named[1], "server": 0.1})
-                there = {"kl_weight": VARIATIONAL["kl_weight"], "lr_within": "constant"}
-                there |= {"norm_passes": 0} if own else {}
-                x = replace(x, pretrain={"epochs": 100, "patience": 10, "validation": 0.1, "options": there})
-            made.append(Cell(row, split, x, _at(printed, place), one_round, "one round"))
-    return made
+                partition, settings = ("labels_per_client", {"k": 2}) if split == "2-class" else SPLITS[split]
+                x = replace(x, partition=partition, partition_options={**settings, "server": 0.1})
+                before = {"kl_weight": VARIATIONAL["kl_weight"], "lr_within": "constant"}
+                before |= {"norm_passes": 0} if own else {}
+                x = replace(x, pretrain={"epochs": 100, "patience": 10, "validation": 0.1, "options": before})
+            cells.append(Cell(row, split, x, _at(numbers, place), one_round, "one round"))
+    return cells
 
 
-def replaced_cells() -> list[Cell]:
+def replaced_cells() -> list[Cell[Experiment]]:
     """Table 5: the prior is the last broadcast, E = 1, IID."""
-    made = []
-    for row, printed in TABLE_5.items():
+    cells = []
+    for row, numbers in TABLE_5.items():
         x = experiment_of(f"{row} size", "IID")
         x = replace(x, options={**x.options, "prior": "broadcast"})
-        made.append(Cell(row, "IID", x, _at(printed, 0), retention, "prior replaced"))
-    return made
+        cells.append(Cell(row, "IID", x, _at(numbers, 0), retention, "prior replaced"))
+    return cells
 
 
 GAMMAS: dict[str, dict[str, Any]] = {
@@ -225,9 +224,9 @@ PRIORS = {"fixed": "fixed", "replaced": "broadcast"}
 POOLS = {"WS": "ws", "log pool": "log_pool"}  # this paper's, and FedUAB's
 
 
-def prior_cells() -> list[Cell]:
+def prior_cells() -> list[Cell[Experiment]]:
     """KL weight x initial scale x prior, under a rule of each paper: where does replacing the prior help? ResNet-8."""
-    made = []
+    cells = []
     for pool, rule in POOLS.items():
         for prior, named in PRIORS.items():
             for gamma, weight in GAMMAS.items():
@@ -235,63 +234,10 @@ def prior_cells() -> list[Cell]:
                     x = experiment_of("WS size", "IID")
                     options = {**x.options, **weight, "rule": rule, "prior": named, "initial": initial}
                     x = replace(x, options=options, rounds=100, network_options={"depth": 8})
-                    made.append(Cell(f"γ = {gamma} scale {initial:g}", f"{prior} {pool}", x, {}, None, "ablation"))
-    return made
+                    cells.append(Cell(f"γ = {gamma} scale {initial:g}", f"{prior} {pool}", x, {}, None, "ablation"))
+    return cells
 
 
-def shortened(rounds: int, silent: int, decay: float) -> Callable[[Experiment], Experiment]:
-    """Fewer rounds of E = 1, proportionally fewer of E = 5, .4 of the clients' and the server's epochs in table 4."""
-
-    def short(x: Experiment) -> Experiment:
-        epochs = x.options["epochs"]
-        if x.rounds == 1:
-            pretrain = {**x.pretrain, "epochs": 40} if x.pretrain else {}
-            return replace(x, pretrain=pretrain, options={**x.options, "epochs": 160})
-        share = 2 if epochs > 1 else 1
-        options = {**x.options, "lr_silent": silent // share, "lr_decay": decay**share}
-        return replace(x, rounds=rounds // share, evaluate_every=max(5, rounds // share // 10), options=options)
-
-    return short
-
-
-def small(x: Experiment) -> Experiment:
-    """A narrow ResNet-8 on 8 x 8 digits, eight rounds: minutes on a laptop."""
-    epochs = x.options["epochs"]
-    options = {**x.options, "lr": 1e-2, "lr_silent": 10}
-    if "test_draws" in options:
-        options["test_draws"] = 10
-    rounds = 8 if epochs == 1 else 4
-    pretrain = dict(x.pretrain)
-    if x.rounds == 1:
-        rounds, options["epochs"] = 1, 40
-        if "norm_passes" in options:
-            options["norm_passes"] = 10  # a client has five batches
-        pretrain = {**pretrain, "epochs": 30} if pretrain else {}
-    named = (x.partition, x.partition_options)
-    if x.partition == "shards":  # classes of unequal size
-        named = ("labels_per_client", {"k": 2})
-    return replace(
-        x,
-        data="digits",
-        network_options={**x.network_options, "depth": 8, "width": 4},
-        augment=None,
-        precision="float32",
-        partition=named[0],
-        partition_options=named[1],
-        rounds=rounds,
-        evaluate_every=2 if rounds > 1 else 1,
-        options=options,
-        pretrain=pretrain,
-        compile="off",
-    )
-
-
-SCALES: Mapping[str, Callable[[Experiment], Experiment]] = {
-    "paper": lambda x: x,
-    "short": shortened(80, 10, 0.96),
-    "shorter": shortened(30, 6, 0.9),
-    "small": small,
-}
 METRICS = {
     "accuracy": "test.accuracy",
     "nll": "test.nll",
@@ -301,22 +247,20 @@ METRICS = {
 }
 
 
-def tables() -> dict[str, Callable[[], Printed]]:
-    """Tables by name; made when asked for."""
+def _table(title: str, cells: Cells, **more: str) -> Table[Experiment]:
+    return Table(f"Statistical aggregation, {title}", cells, {**METRICS, **more}, SCALES, "agg", SEEDS)
 
-    def printed(title: str, cells: Callable[[], list[Cell]], **more: str) -> Callable[[], Printed]:
-        return lambda: Printed(f"Statistical aggregation, {title}", cells(), {**METRICS, **more}, SCALES, "agg")
 
-    return {
-        "agg-1": printed("table 1: centralised training", central_cells),
-        "agg-2": printed("table 2: one local epoch", lambda: rule_cells(TABLE_2, 1)),
-        "agg-3": printed("table 3: five local epochs", lambda: rule_cells(TABLE_3, 5)),
-        "agg-4": printed(
-            "table 4: one round, pre-trained or not",
-            one_round_cells,
-            **{"share of weights floored": "measured.floored"},
-            **{"pre-trained, validation accuracy": "measured.pretrained_accuracy"},
-        ),
-        "agg-5": printed("table 5: the prior replaced every round", replaced_cells),
-        "agg-prior": printed("ablation of the prior", prior_cells),
-    }
+TABLES: dict[str, Table[Experiment]] = {
+    "agg-1": _table("table 1: centralised training", central_cells),
+    "agg-2": _table("table 2: one local epoch", lambda: rule_cells(TABLE_2, 1)),
+    "agg-3": _table("table 3: five local epochs", lambda: rule_cells(TABLE_3, 5)),
+    "agg-4": _table(
+        "table 4: one round, pre-trained or not",
+        one_round_cells,
+        **{"share of weights floored": "measured.floored"},
+        **{"pre-trained, validation accuracy": "measured.pretrained_accuracy"},
+    ),
+    "agg-5": _table("table 5: the prior replaced every round", replaced_cells),
+    "agg-prior": _table("ablation of the prior", prior_cells),
+}

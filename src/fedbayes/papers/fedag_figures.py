@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from fedbayes.data import load
 from fedbayes.methods import fedag
 from fedbayes.model.predictive import Predictive
 from fedbayes.papers import folds
-from fedbayes.papers.regression_tables import mean_and_error
+from fedbayes.papers.cells import contents_of
+from fedbayes.papers.drawing import save
+from fedbayes.papers.fedag import TABLES, mean_and_error
 from fedbayes.posterior.values import Parts
 
 SHOWN = (1, 3, 5)
@@ -60,14 +61,22 @@ def by_round(name: str, rounds: int = folds.ROUNDS, count: int | None = None) ->
     """Scores of FedAG's network after every round, for each fold."""
     data = folds.folds_of(name, count)
     tasks = folds.federations(data, fedag(), hidden=folds.hidden_units(name), rounds=rounds, every=1)
-    seen: list[list[folds.Scores]] = []
+    rounds_scores: list[list[folds.Scores]] = []
 
     def look(number: int, parts: list[Parts]) -> None:
-        made = folds.predictions(tasks, parts)
-        seen.append([folds.scores_of(one, p.mean, p.total) for one, p in zip(data, made)])
+        predictions = folds.predictions(tasks, parts)
+        rounds_scores.append([folds.scores_of(one, p.mean, p.total) for one, p in zip(data, predictions)])
 
     folds.train(tasks, look)
-    return seen
+    return rounds_scores
+
+
+def central(output: Path, name: str, score: str) -> dict[str, tuple[float, float]]:
+    """A score of the central methods on a set and its standard error, where their cells have run."""
+    table = TABLES["fedag-2"]
+    by_column = {cell.column: cell for cell in table.cells() if cell.row == name}
+    contents = {column: contents_of(table, by_column[column], output, "paper") for column in ("DE", "VI") if by_column}
+    return {c: (one["test"][score], one["error"]["test"][score]) for c, files in contents.items() for one in files}
 
 
 def round_figure(output: Path, sets: Sequence[str] = ("yacht", "concrete"), count: int | None = None) -> list[Path]:
@@ -77,20 +86,16 @@ def round_figure(output: Path, sets: Sequence[str] = ("yacht", "concrete"), coun
     figure = Figure(figsize=(9, 3.2 * len(sets)), layout="constrained")
     grid = figure.subplots(len(sets), 2, squeeze=False)
     for line, name in zip(grid, sets):
-        seen = by_round(name, count=count)
+        rounds = by_round(name, count=count)
         for ax, score in zip(line, ("nll", "rmse")):
-            points = [mean_and_error([fold[score] for fold in made]) for made in seen]
+            points = [mean_and_error([fold[score] for fold in scores]) for scores in rounds]
             across = np.arange(1, len(points) + 1)
             mean, error = np.array(points).T
             ax.fill_between(across, mean - error, mean + error, color=INK["FedAG network"], alpha=0.2, lw=0)
             ax.plot(across, mean, marker="o", color=INK["FedAG network"], label="FedAG")
-            for row, kind in (("DE", "deep_ensemble"), ("VI", "vi")):
-                path = output / "cells" / "paper" / f"fedag-{kind}-{name}.json"
-                if path.exists():
-                    cell = json.loads(path.read_text())["rows"][row]
-                    centre, width = mean_and_error([fold[score] for fold in cell])
-                    ax.axhspan(centre - width, centre + width, color=INK[row], alpha=0.15, lw=0)
-                    ax.axhline(centre, color=INK[row], lw=1.5, label=row)
+            for column, (centre, width) in central(output, name, score).items():
+                ax.axhspan(centre - width, centre + width, color=INK[column], alpha=0.15, lw=0)
+                ax.axhline(centre, color=INK[column], lw=1.5, label=column)
             ax.set(title=name, xlabel="round", ylabel=score.upper(), xticks=across)
             ax.spines[["top", "right"]].set_visible(False)
         line[0].legend(frameon=False, fontsize=8)
@@ -98,13 +103,3 @@ def round_figure(output: Path, sets: Sequence[str] = ("yacht", "concrete"), coun
 
 
 FIGURES: dict[str, Callable[[Path], list[Path]]] = {"fedag-2": cubic_figure, "fedag-3": round_figure}
-
-
-def save(figure: Any, stem: Path) -> list[Path]:
-    """A figure as SVG and PNG."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    made = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
-    for path in made:
-        # No date: the same figure is the same file.
-        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
-    return made

@@ -14,13 +14,14 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.build import method_of
 from fedbayes.experiments.experiment import Experiment, from_toml, to_toml
 from fedbayes.methods import fedavg
-from fedbayes.papers import cells, figures
-from fedbayes.papers import fedppd as printed_fedppd
-from fedbayes.papers.tables import PRINTED
+from fedbayes.papers import fedppd, figures
+from fedbayes.papers.cells import Cell, Request, Table
+from fedbayes.papers.fedppd import TABLES
+from fedbayes.papers.rows import rows_of
+from fedbayes.papers.seeds import SEEDS
 from fedbayes.runs.active import Active
 from fedbayes.training.rounds import fit
 
-TABLES = printed_fedppd.tables()
 PLACES = [
     ("fedppd-1", "MNIST", "FedAvg", "accuracy", 0.9774),
     ("fedppd-1", "MNIST", "FedPPD + Distill", "accuracy", 0.9808),
@@ -38,45 +39,45 @@ PLACES = [
 def test_a_servers_step_is_that_of_a_loss_which_is_a_mean_over_classes():
     """lr (grad of the sum + decay w), with their rate over C and their decay times C, is their step over C classes."""
     for data, rate in (("MNIST", 0.0010), ("CIFAR-10", 0.0015), ("CIFAR-100", 0.0015), ("FEMNIST", 0.0010)):
-        options = printed_fedppd.experiment_of(data, "FedBE").options
+        options = fedppd.experiment_of(data, "FedBE").options
         classes = {"MNIST": 10, "CIFAR-10": 10, "CIFAR-100": 100, "FEMNIST": 52}[data]
         assert options["server_lr"] * classes == pytest.approx(rate)
         assert options["server_lr"] * options["server_weight_decay"] == pytest.approx(rate * 1e-4)
-    distill = printed_fedppd.experiment_of("CIFAR-10", "FedPPD + Distill").options
+    distill = fedppd.experiment_of("CIFAR-10", "FedPPD + Distill").options
     assert distill["server_student_lr"] * 10 == pytest.approx(0.0025)
 
 
 @pytest.mark.parametrize(("table", "group", "row", "metric", "figure"), PLACES)
 def test_published_figures_stand_in_their_place(table, group, row, metric, figure):
-    (cell,) = [c for c in TABLES[table]().cells if (c.group, c.row) == (group, row)]
+    (cell,) = [c for c in TABLES[table].cells() if (c.group, c.row) == (group, row)]
     assert cell.published[metric] == pytest.approx(figure)
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_cell_has_a_method_and_comes_back_from_toml(table):
-    printed = PRINTED[table]()
-    assert {cell.group for cell in printed.cells} <= {"MNIST", "CIFAR-10"}  # the others are absent
-    for cell in printed.cells:
-        for scale in printed.scales.values():
+    published = TABLES[table]
+    assert {cell.group for cell in published.cells()} <= {"MNIST", "CIFAR-10"}  # the others are absent
+    for cell in published.cells():
+        for scale in published.scales.values():
             x = scale(cell.experiment)
             method_of(x)
             assert from_toml(to_toml(x)) == x
         for metric in cell.published:
-            assert metric in printed.metrics
+            assert metric in published.metrics
 
 
 def test_fedppd_is_as_published_and_t_1_stands_beside_it():
-    cold, warm = (printed_fedppd.experiment_of("MNIST", row).options for row in ("FedPPD", "FedPPD at T = 1"))
+    cold, warm = (fedppd.experiment_of("MNIST", row).options for row in ("FedPPD", "FedPPD at T = 1"))
     assert (cold["temperature"], cold["cooling"]) == (4.0, "1/n")
     assert "temperature" not in warm  # the method's own: the posterior
     assert cold["student"] == "fedppd_mnist_student"
 
 
 def test_every_baseline_stands_there_with_the_students_network_too():
-    baselines = [row for row in printed_fedppd.ROWS if not row.startswith("FedPPD") and "student" not in row]
+    baselines = [row for row in fedppd.ROWS if not row.startswith("FedPPD") and "student" not in row]
     for row in baselines:
-        own, wide = (printed_fedppd.experiment_of("MNIST", name) for name in (row, f"{row} with the student's network"))
-        assert f"{row} with the student's network" in printed_fedppd.ROWS
+        own, wide = (fedppd.experiment_of("MNIST", name) for name in (row, f"{row} with the student's network"))
+        assert f"{row} with the student's network" in fedppd.ROWS
         assert wide == replace(own, network="fedppd_mnist_student")
 
 
@@ -92,8 +93,8 @@ def test_the_measure_of_what_is_known(monkeypatch):
     run = _digits_run()
     inside = run.task.clients.data.test_x
     noise = torch.rand(500, *inside.shape[1:], generator=torch.Generator().manual_seed(0)) * 30
-    monkeypatch.setattr(printed_fedppd, "_svhn", lambda: noise.to(inside.dtype))
-    found = printed_fedppd.known_and_unknown(run)
+    monkeypatch.setattr(fedppd, "_svhn", lambda: noise.to(inside.dtype))
+    found = fedppd.known_and_unknown(run)
 
     p = run.predict(inside)
     wrong = (p.probs.argmax(-1) != run.task.clients.data.test_y).numpy()
@@ -106,11 +107,11 @@ def test_the_measure_of_what_is_known(monkeypatch):
 
 def test_the_curve_of_figure_3_is_measured_by_stages(tmp_path):
     x = Experiment(data="digits", network="linear", clients=2, rounds=1, method="fedavg", options={"epochs": 1})
-    measure = printed_fedppd.asked_for_labels(x, Active("entropy", 100, 100, stages=2))
-    cell = cells.Cell("FedAvg", "active", x, {}, measure, "digits")
-    printed = cells.Printed("t", [cell], {"area": "measured.area"}, {"paper": lambda e: e}, "t")
-    cells.run_cells(printed, tmp_path)
-    (row,) = cells.rows_of("t", printed, tmp_path, "paper")
+    measure = fedppd.asked_for_labels(x, Active("entropy", 100, 100, stages=2))
+    cell = Cell("FedAvg", "active", x, {}, measure, "digits")
+    table = Table("t", lambda: [cell], {"area": "measured.area"}, {"paper": lambda e: e}, "t", SEEDS)
+    SEEDS.train(table, tmp_path, Request())
+    (row,) = rows_of("t", table, tmp_path, "paper")
     assert 0 < row["ours"] < 1
 
 

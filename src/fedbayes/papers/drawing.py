@@ -1,0 +1,62 @@
+"""Curves of cells as drawings, and figures as files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedbayes.papers.cells import E, Table, curves_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INKS = ("#1b6ca8", "#b5482a", "#5b8c3e", "#7a4fa3", "#c08a1e", "#3c8f8f", "#8a8a8a", "#b03a6f")
+
+
+def looks(rows: Iterable[str]) -> list[dict[str, str]]:
+    """A line for each row: another colour, then other dashes; "A with B" has the colour of A and is dashed."""
+    lines: dict[str, dict[str, str]] = {}
+    own = cycle({"color": ink, "linestyle": line} for line in ("-", "--", ":") for ink in INKS)
+    for row in rows:
+        base, changed, _ = row.partition(" with ")
+        lines[row] = {**lines[base], "linestyle": "--"} if changed and base in lines else next(own)
+    return list(lines.values())
+
+
+def curves(table: Table[E], output: Path, scale: str, group: str, column: str) -> str:
+    """Accuracy and NLL by round of all rows of one column, as SVG; empty where nothing was evaluated twice."""
+    from matplotlib.figure import Figure
+
+    cells = [c for c in table.cells() if (c.group, c.column) == (group, column)]
+    evaluated = {
+        row: [[r for r in seed if "nll" in r] for seed in seeds]
+        for row, seeds in curves_of(table, output, scale, cells).items()
+    }
+    evaluated = {row: seeds for row, seeds in evaluated.items() if min(len(seed) for seed in seeds) > 1}
+    if not evaluated:
+        return ""
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    for axes, metric in zip(figure.subplots(1, 2), ("accuracy", "nll")):
+        for (row, seeds), look in zip(evaluated.items(), looks(evaluated)):
+            at = [r["round"] for r in seeds[0]]
+            mean = [sum(seed[i][metric] for seed in seeds) / len(seeds) for i in range(len(at))]
+            axes.plot(at, mean, **look, lw=1.4, label=row)
+        axes.set(xlabel="round", ylabel=metric)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(fontsize=8, frameon=False)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """A figure as SVG and PNG."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
+    for path in paths:
+        # No date: the same figure is the same file.
+        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths

@@ -1,0 +1,63 @@
+"""The rows of a table from the files of its cells: ours over seeds, the published figure, and how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbayes.papers.cells import Cell, Content, E, Table, contents_of
+
+
+def rows_of(name: str, table: Table[E], output: Path, scale: str) -> list[dict[str, Any]]:
+    """Every cell that has files as one row per metric."""
+    rows = []
+    for cell in table.cells():
+        contents = contents_of(table, cell, output, scale)
+        notes = table.source.notes(table, cell, scale, contents) if contents else {}
+        for metric, path in table.metrics.items():
+            having = [content for content in contents if _at(content, path) is not None]
+            if having:
+                rows.append(_as_variant(table, {"table": name, **_row(cell, metric, path, having), **notes}))
+    return rows
+
+
+def _row(cell: Cell[E], metric: str, path: str, contents: Sequence[Content]) -> dict[str, Any]:
+    first, values = contents[0], [_at(content, path) for content in contents]
+    best = [_at(content, f"oracle_best.{path.removeprefix('test.')}") for content in contents]
+    known = [b for b in best if b is not None] if path.startswith("test.") else []
+    ours = sum(values) / len(values)
+    spread = (sum((v - ours) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
+    return {
+        "group": cell.group,
+        "row": cell.row,
+        "column": cell.column,
+        "metric": metric,
+        "ours": ours,
+        # A file of several folds has the error over these.
+        "error": spread / len(values) ** 0.5 if len(values) > 1 else _at(first, f"error.{path}"),
+        "oracle_best": sum(known) / len(known) if known else None,
+        "published": cell.published.get(metric),
+        "rounds": first["rounds"],
+        "seeds": sorted(content["seed"] for content in contents),
+        "test_draws": first["test_draws"],
+        "seconds": sum(content["seconds"] for content in contents),
+        "device": first["device"],
+        "commit": first["commit"],
+        "date": first.get("date"),
+    }
+
+
+def _at(content: Content, path: str) -> Any:
+    value: Any = content
+    for step in path.split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
+
+
+def _as_variant(table: Table[E], row: dict[str, Any]) -> dict[str, Any]:
+    """`FedAvg` with the metric `pf nll` as `FedAvg-pf` with `nll`, where the table has such rows."""
+    word, _, rest = row["metric"].partition(" ")
+    if word not in table.variants:
+        return row
+    return {**row, "row": row["row"] + table.variants[word], "metric": rest}

@@ -1,0 +1,59 @@
+"""Where two experiments differ: a kept cell and its table, a scale and the printed schedule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedbayes.experiments.experiment import Experiment, table_of
+from fedbayes.methods import METHODS, method_named
+from fedbayes.options import options_of
+
+EVALUATED = ("seed", "evaluate_every")
+BESIDE = ("rounds", *EVALUATED)  # written beside a cell's figures
+EXECUTION = ("device", "engine", "compile", "at_once")  # how it was executed, which is no part of a cell
+
+
+def setting_of(experiment: Experiment) -> dict[str, Any]:
+    """An experiment's table as a cell's file keeps it."""
+    return {key: value for key, value in table_of(experiment).items() if key not in EXECUTION}
+
+
+def otherwise(content: Mapping[str, Any], current: Experiment) -> str:
+    """Where a cell's file was made with another setting than its table has: `options.server_lr 0.001 (now 0.0001)`.
+
+    What a file does not name had its default; an option that there is no more can't be compared. Rounds and seed are
+    written elsewhere.
+    """
+    unlike = _unlike(content["experiment"], table_of(current), (*BESIDE, *EXECUTION))
+    return ", ".join(f"{name} {a} (now {b})" for name, (a, b) in unlike.items())
+
+
+def scaled(trained: Experiment, published: Experiment) -> list[str]:
+    """Where a cell is trained with less than is printed: `rounds 30 for 400`."""
+    unlike = _unlike(table_of(trained), table_of(published), (*EVALUATED, *EXECUTION))
+    return [f"{name.removeprefix('options.')} {a} for {b}" for name, (a, b) in unlike.items()]
+
+
+def _unlike(table: Mapping[str, Any], other: Mapping[str, Any], but: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
+    """The settings that two tables of experiments do not share, but those of some keys."""
+    a, b = _settings(table), _settings(other)
+    names = [name for name in b | a if name.partition(".")[0] not in but]
+    pairs = {name: (_text(a.get(name)), _text(b.get(name))) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _text(value: Any) -> Any:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else value
+
+
+def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of an experiment's table by name, with defaults in place of what it does not name."""
+    whole = {**vars(Experiment()), **table}
+    known = options_of(METHODS[whole["method"]])
+    options = {name: v for name, v in whole["options"].items() if name in known}
+    whole["options"] = method_named(whole["method"], options).options
+    flat = {name: v for name, v in whole.items() if not isinstance(v, Mapping)}
+    flat |= {f"{name}.{k}": v for name, inner in whole.items() if isinstance(inner, Mapping) for k, v in inner.items()}
+    return json.loads(json.dumps(flat, default=str))
