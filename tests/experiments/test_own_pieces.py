@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,18 @@ import torch
 
 import fedbayes as fb
 from fedbayes.cli import main
+from fedbayes.experiments.build import build, network_of, without_federation
+from fedbayes.experiments.experiment import from_toml, read, to_toml, with_settings
+from fedbayes.training.rounds import train
 
 MINE = '''
 """A user's module."""
 
 import numpy as np
-from fedbayes.data import from_arrays, partition
+import torch
+from fedbayes.data import partition
+from fedbayes.federation.program import Stage
+from fedbayes.posterior.values import Point
 
 
 def by_side(labels, clients, rng, *, data, edge=0.5):
@@ -41,6 +48,45 @@ def failing(labels, clients, rng):
 
 def short(clients):
     return []
+
+
+def shrinking(factor=0.5):
+    """Only a part of the way to the pool; counts its rounds."""
+
+    def apply(context, state, parts):
+        old, q = context.order.broadcast["model"].mean, parts["model"]
+        moved = Point(old + factor * (q.mean - old), q.layout)
+        return {**parts, "model": moved}, state + 1, {"counted": float(state + 1)}
+
+    return Stage("shrinking", lambda parts: torch.zeros(()), apply)
+
+
+def same(context, state, parts):
+    return parts, state, {}
+
+
+def rest(context, state, parts):
+    return {}, state, {}
+
+
+def larger(context, state, parts):
+    return {**parts, "model": Point(torch.zeros(3))}, state, {}
+
+
+def crash(context, state, parts):
+    return state["no such key"]
+
+
+def nothing(parts):
+    return None
+
+
+still = Stage("still", nothing, same)
+emptied = Stage("emptied", nothing, rest)
+resized = Stage("resized", nothing, larger)
+crashed = Stage("crashed", nothing, crash)
+speechless = Stage("speechless", nothing, lambda context, state, parts: parts)
+second_step = Stage("server step", nothing, same)
 '''
 
 EXPERIMENT = """
@@ -131,3 +177,72 @@ def test_a_finished_partition_is_taken_as_it_is(home, monkeypatch):
 )
 def test_a_partition_that_does_not_fit_is_refused_in_one_line(home, monkeypatch, capsys, keys, words):
     assert re.search(words, refusal(home, monkeypatch, capsys, keys))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_stage_of_the_users_own_follows_the_methods(home, monkeypatch, engine):
+    run = trained(home, monkeypatch, 'stages = [{stage = "mine:shrinking", factor = 0.25}, "mine:still"]', engine)
+    assert [record["counted"] for record in run.journal] == [1, 2]
+    assert set(run.progress.state.stages) == {"shrinking", "still"}
+    plain = build(replace(read(home / f"{engine}.toml"), stages=(), rounds=1))
+    start, one = plain.program.initial["model"].mean, train(plain).posterior.mean
+    short = train(build(replace(read(home / f"{engine}.toml"), rounds=1))).posterior.mean
+    torch.testing.assert_close(short, start + 0.25 * (one - start))
+    other = train(build(replace(read(home / f"{engine}.toml"), stages=())))
+    again = fb.fit(
+        network_of(read(home / f"{engine}.toml"), plain.clients.data),
+        plain.clients,
+        method=fb.methods.fedavg(epochs=1, batch=40),
+        rounds=2,
+        engine=engine,
+        stages=[sys.modules["mine"].shrinking(0.25)],
+    )
+    assert torch.equal(again.posterior.mean, run.posterior.mean)
+    assert not torch.equal(again.posterior.mean, other.posterior.mean)
+
+
+def test_a_stages_state_is_kept_in_checkpoints(home, monkeypatch):
+    whole = trained(home, monkeypatch, 'stages = ["mine:shrinking"]', "loop")
+    config = home / "loop" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
+    monkeypatch.setattr(sys, "argv", ["fedbayes", "resume", str(home / "loop")])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    assert [record["counted"] for record in fb.load(home / "loop").journal] == [1, 2, 3]
+    assert len(whole.journal) == 2
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ('["mine:shrikning"]', "stage 'mine:shrikning' can't be imported"),
+        ('["shrinking"]', "stages must be a list of package.module:name"),
+        ('"mine:shrinking"', "stages must be a list of package.module:name"),
+        ("[{factor = 0.5}]", "stages must be a list"),
+        ('[{stage = "mine:shrinking", fcator = 0.5}]', "did you mean 'factor'"),
+        ('[{stage = "mine:still", factor = 0.5}]', "takes no options; leave factor out"),
+        ('["mine:silent"]', "stage mine:silent needs 'labels'"),
+        ('["mine:np"]', "is a module; it must be or give a fedbayes Stage"),
+        ('["mine:still", "mine:still"]', "two are called 'still'"),
+        ('["mine:emptied"]', "'emptied' must give the parts that it was given: model"),
+        ('["mine:resized"]', "'resized': part 'model' must stay a Point over 650 weights"),
+        ('["mine:crashed"]', "stage mine:crashed.*"),
+        ('["mine:speechless"]', r"'speechless' must give \(parts, state, numbers"),
+    ],
+)
+def test_a_stage_that_does_not_fit_is_refused_in_one_line(home, monkeypatch, capsys, stages, words):
+    assert re.search(words, refusal(home, monkeypatch, capsys, f"stages = {stages}"))
+
+
+def test_a_stage_must_not_take_the_name_of_the_methods_own(home, monkeypatch, capsys):
+    said = refusal(home, monkeypatch, capsys, 'stages = ["mine:second_step"]', 'server = "sgd"\n')
+    assert "two are called 'server step'" in said
+
+
+def test_training_in_one_place_pools_nothing_and_has_no_stages(home):
+    x = read(written(home, 'stages = ["mine:shrinking"]'))
+    assert without_federation(x).stages == ()
+    assert from_toml(to_toml(x)) == x
+    assert "stages" not in to_toml(replace(x, stages=()))
+    assert with_settings(x, ["stages=mine:still"], lambda method: ()).stages == ("mine:still",)

@@ -19,7 +19,7 @@ from fedbayes.experiments.central import at_server, centralised
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.experiments.keys import FLOWER
 from fedbayes.experiments.own_code import called, imported, naming, parameters, users_code
-from fedbayes.experiments.own_pieces import dealing
+from fedbayes.experiments.own_pieces import dealing, stages_of
 from fedbayes.experiments.sites import alone, asks_for_client, everybody
 from fedbayes.methods import METHODS, Method, method_named
 from fedbayes.model.model import LIKELIHOODS, Likelihood
@@ -65,6 +65,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             target_loss=x.target_loss,
             target_accuracy=x.target_accuracy,
             monitor=x.monitor,
+            stages=stages_of(x.stages),
         )
     if x.engine == FLOWER:
         task = replace(task, elsewhere=_with_the_clients)

@@ -28,7 +28,8 @@ def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
     }
     if any("epochs" in method.options for method in methods.values()):
         options["epochs"] = 1
-    return replace(x, central=True, rounds=x.rounds * each, cohort=None, dropout=0.0, pretrain={}, options=options)
+    plain = replace(x, cohort=None, dropout=0.0, pretrain={}, stages=())  # there is nothing to pool
+    return replace(plain, central=True, rounds=x.rounds * each, options=options)
 
 
 def at_server(x: Experiment, method: Method) -> Experiment:
@@ -45,6 +46,7 @@ def at_server(x: Experiment, method: Method) -> Experiment:
     return replace(
         x,
         pretrain={},
+        stages=(),
         options=options,
         rounds=given.epochs,
         patience=given.patience,

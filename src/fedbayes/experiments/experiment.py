@@ -19,7 +19,6 @@ from fedbayes.options import (
     check_values,
     is_number,
     options_of,
-    patterns,
     record,
     record_of,
     share,
@@ -32,9 +31,9 @@ class Experiment(Keys):
     """What to train on what, and for how long.
 
     `data`, `network`, `partition`, `method` and `likelihood` are names of the library's tables, or the user's own code
-    as `package.module:object`. `methods` makes it a comparison: one run per method, and `method` is the one that
-    `fedbayes.load` gives. `options` are those of all methods; a table inside it, under a method's name, is for that
-    method alone.
+    as `package.module:object`, and so are `stages`. `methods` makes it a comparison: one run per method, and `method`
+    is the one that `fedbayes.load` gives. `options` are those of all methods; a table inside it, under a method's name,
+    is for that method alone.
     """
 
     def __post_init__(self) -> None:
@@ -127,7 +126,7 @@ def folder_name(method: str) -> str:
 def table_of(experiment: Experiment) -> dict[str, Any]:
     """The record as a mapping without what is not set; `experiment_of` is its inverse."""
     rows = ((name, getattr(experiment, name)) for name in KEYS)
-    return {name: v for name, v in rows if not (v is None or v == {} or (name == "methods" and not v))}
+    return {name: v for name, v in rows if not (v is None or v == {} or (name in ("methods", "stages") and not v))}
 
 
 def to_toml(experiment: Experiment) -> str:
@@ -205,7 +204,7 @@ def _parse(text: str, key: str) -> Any:
             return tomllib.loads(f"v = {written}")["v"]
         except (ValueError, RecursionError):
             continue
-    if key in KEYS and check_of(key) is patterns:
+    if key in KEYS and isinstance(KEYS[key].default, tuple):
         return [word.strip() for word in text.split(",") if word.strip()]
     return text
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedbayes.options import (
+    Check,
     at_least_one,
     check_values,
     flag,
@@ -25,6 +26,17 @@ from fedbayes.training.settings import ENGINES, Judging, Training
 
 Table = Mapping[str, Any]
 FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
+
+
+def _names_stage(v: Any) -> bool:
+    path = v.get("stage") if isinstance(v, Mapping) else v
+    return isinstance(path, str) and ":" in path
+
+
+stage_list = Check(
+    "a list of package.module:name, or of tables {stage = package.module:name, ...}",
+    lambda v: isinstance(v, list | tuple) and all(map(_names_stage, v)),
+)
 
 
 @record
@@ -61,6 +73,13 @@ class Composition:
     method: str = option("the method's name", text, default="feduab", importable=True)
     methods: tuple[str, ...] = option(
         "methods to compare, one run per method; `method` is the one that `fedbayes.load` gives", patterns, default=()
+    )
+    stages: tuple[str | Table, ...] = option(
+        "what the server does with the pooled parts after the method's own stages, in order: the user's own code, with "
+        "options as {stage = package.module:name, ...}",
+        stage_list,
+        default=(),
+        importable=True,
     )
     options: Table = option(
         "of all methods; a table inside, under a method's name, is for that method alone", subtable, factory=dict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from fedbayes.data import Dataset
 from fedbayes.data.dataset import Dealer
 from fedbayes.data.partition import Partition, Shares
 from fedbayes.errors import InputError
-from fedbayes.experiments.own_code import check_options, imported, parameters, users_code
+from fedbayes.experiments.own_code import called, check_options, imported, naming, parameters, users_code
+from fedbayes.federation.program import Context, Stage
+from fedbayes.posterior.values import Parts
 
 ASKED = ("labels", "clients", "rng")  # what a partition function is given, in order
 
@@ -42,3 +44,35 @@ def dealing(path: str, options: Mapping[str, Any], data: Dataset) -> Dealer:
         return rows
 
     return deal
+
+
+def stages_of(entries: Iterable[str | Mapping[str, Any]]) -> tuple[Stage, ...]:
+    """The user's stages: each named by a path, or by a table with the path as `stage` and its options beside it."""
+    return tuple(_stage(entry) if isinstance(entry, Mapping) else _stage({"stage": entry}) for entry in entries)
+
+
+def _stage(entry: Mapping[str, Any]) -> Stage:
+    """A Stage, or what a function of the options gives as one."""
+    path, options = entry["stage"], {name: v for name, v in entry.items() if name != "stage"}
+    stage = imported(path, "stage")
+    if isinstance(stage, Stage):
+        if options:
+            raise InputError(
+                f"stages: {path} is a finished stage and takes no options; leave {next(iter(options))} out"
+            )
+    elif callable(stage):
+        with naming(f"stage {path}"), users_code("stage", path):
+            stage = called(stage, options, f"stage {path}")
+    if not isinstance(stage, Stage):
+        raise InputError(f"stage {path} is a {type(stage).__name__}; it must be or give a fedbayes Stage")
+    own = stage
+
+    def init(parts: Parts) -> Any:
+        with naming(f"stage {path}"), users_code("stage", path):
+            return own.init(parts)
+
+    def apply(context: Context, state: Any, parts: Parts) -> tuple[Parts, Any, dict[str, float]]:
+        with naming(f"stage {path}"), users_code("stage", path):
+            return own.apply(context, state, parts)
+
+    return own._replace(init=init, apply=apply)

@@ -15,7 +15,7 @@ from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.engine.stacked import train_all
 from fedbayes.errors import Diverged
-from fedbayes.federation.program import FederationState, Order, Outcome
+from fedbayes.federation.program import FederationState, Order, Outcome, Stage
 from fedbayes.federation.round import broadcast_of, close_round
 from fedbayes.methods import Method
 from fedbayes.model.model import Likelihood
@@ -243,6 +243,7 @@ def fit(
     target_loss: float | None = None,
     target_accuracy: float | None = None,
     monitor: str = "nll",
+    stages: Sequence[Stage] = (),
     server_data: Any = None,
     init: Mapping[str, Posterior] | None = None,
 ) -> Run:
@@ -264,6 +265,7 @@ def fit(
       "accuracy"); `patience`: evaluations without a better one before training stops
     - `evaluate_every`, `personal_every`: rounds between scores of the posterior, and of personal models (0: never)
     - `target_loss`, `target_accuracy`: stop when they are reached
+    - `stages`: what the server does with the pooled parts after the method's own stages, each a `Stage`
     - `server_data`: inputs of the server, for methods that distil there; `init`: posteriors to begin with, by part
 
     >>> import fedbayes as fb

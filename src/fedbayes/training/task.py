@@ -19,7 +19,8 @@ from fedbayes.engine.choice import choose
 from fedbayes.engine.loop import Store
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError, unknown
-from fedbayes.federation.program import FederationState, Order, Program
+from fedbayes.federation.own_stages import with_stages
+from fedbayes.federation.program import FederationState, Order, Program, Stage
 from fedbayes.federation.round import at_home, begin, cohort_of, cohort_size, gathering, open_round, restating
 from fedbayes.methods import METHODS, Method, Setting, method_named
 from fedbayes.model.model import LIKELIHOODS, Augment, Likelihood, in_precision_of
@@ -180,6 +181,7 @@ def prepare(
     target_loss: float | None = None,
     target_accuracy: float | None = None,
     monitor: str = "nll",
+    stages: Sequence[Stage] = (),
     server_data: Any = None,
     init: Mapping[str, Posterior] | None = None,
 ) -> Task:
@@ -224,7 +226,7 @@ def prepare(
         size,
     )
     _try_network(setting, clients)
-    program = method.build(setting)
+    program = with_stages(method.build(setting), stages)
     if init is not None:
         program = program._replace(initial=_initial(program, init, where))
     store = Store(*_on_device(data, where), clients.train_rows)
