@@ -9,6 +9,7 @@ from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower.answers import answer
 from fedbayes.flower.kept import Kept, in_file
 from fedbayes.flower.node import Node
+from fedbayes.flower.places import Who
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter
 
@@ -28,13 +29,14 @@ class InProcess:
     def __init__(self, experiment: Experiment, folder: Path | None = None, spoil: Spoil | None = None) -> None:
         self.experiment, self.folder = experiment, folder
         self.there = [100 + k for k in range(experiment.clients)]
+        self.who: dict[int, Who] = {}
         self.made: dict[tuple[str, int], tuple[Node, Kept]] = {}
         self.spoil = spoil or (lambda kind, client, letter, answer: answer)
         self.asked: list[tuple[str, int, Letter]] = []
         self.inbox: dict[str, Answer] = {}
 
-    def nodes(self) -> list[int]:
-        return self.there
+    def nodes(self) -> dict[int, Who]:
+        return {node: self.who.get(node, Who(f"key of {node}")) for node in self.there}
 
     def push(self, kind: str, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]:
         ids = {}

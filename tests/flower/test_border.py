@@ -94,8 +94,6 @@ UPLOADS: dict[str, Callable[[Letter], Answer]] = {
     "complex numbers": with_arrays(model__mean=np.ones(39, complex)),
     "a forged refusal": lambda letter: Letter({"refused": FORGED}, {}),
     "a refusal that is a list": lambda letter: Letter({"refused": [FORGED] * 3}, {}),
-    "a head that is none": lambda letter: Letter(None, letter.arrays),  # type: ignore[arg-type]
-    "arrays that are none": lambda letter: Letter(letter.head, None),  # type: ignore[arg-type]
     "a letter without anything": lambda letter: Letter({}, {}),
     "no letter": lambda letter: 7,  # type: ignore[arg-type, return-value]
 }
@@ -213,3 +211,31 @@ def test_an_attack_at_the_door_leaves_the_round_of_the_others(
     (note,) = [n for n in spoilt.journal[0]["notes"] if "turned away" in n]
     assert note.startswith("node 101 ")
     assert note.isprintable()
+
+
+def test_who_offends_again_and_again_is_put_aside_and_named(small: Experiment, tmp_path: Path) -> None:
+    x = replace(small, rounds=4, flower={**small.flower, "max_offences": 2})
+    far = federate(x, tmp_path / "far", only(1, "train", UPLOADS["a figure of text"]))
+    reasons = [record["left_out"]["1"] for record in far.journal]
+    assert "training figure loss" in reasons[1]
+    assert [r.startswith("put aside after 2 replies that could not be used, the last: ") for r in reasons] == [
+        *(False, False, True, True)
+    ]
+    notes = [note for record in far.journal for note in record.get("notes", []) if "put aside" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("client 1 was put aside after 2 replies")
+
+
+@pytest.mark.parametrize("change", [lambda letter: None, lambda letter: Letter({"refused": "out of memory"}, {})])
+def test_who_only_fails_is_asked_again(small: Experiment, tmp_path: Path, change: Callable[[Letter], None]) -> None:
+    x = replace(small, rounds=3, flower={**small.flower, "max_offences": 1})
+    far = federate(x, tmp_path, only(1, "train", change))
+    assert not any("put aside" in record["left_out"]["1"] for record in far.journal)
+
+
+def test_others_stand_in_for_who_was_put_aside(tiny: Experiment, tmp_path: Path) -> None:
+    x = replace(tiny, clients=4, cohort=2, rounds=6, flower={**tiny.flower, "max_offences": 1})
+    far = federate(x, tmp_path, only(1, "train", UPLOADS["no rows"]))
+    later = [r["left_out"]["1"] for r in far.journal if "put aside" in r["left_out"].get("1", "")]
+    assert later
+    assert all("stood in" in reason for reason in later)

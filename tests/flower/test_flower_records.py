@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedbay
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, Metadata, RecordDict
 from flwr.app.message import make_message
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedbayes.experiments.build import build
@@ -20,6 +21,7 @@ from fedbayes.flower.apps import client_app
 from fedbayes.flower.federated import carried
 from fedbayes.flower.grid import ARRAYS, HEAD, GridPost, answer_of, content_of, letter_of
 from fedbayes.flower.node import QUERY, TRAIN
+from fedbayes.flower.places import Who
 from fedbayes.flower.wire import Coding, Letter, Refused, head_of, layouts_of, write
 
 LETTER = Letter(
@@ -127,8 +129,8 @@ class FakeGrid:
     def __init__(self) -> None:
         self.pushed: list[Message] = []
 
-    def get_node_ids(self) -> list[int]:
-        return [7, 8, 9]
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=n, public_key=bytes([n]), name=f"client-{n - 7}") for n in (7, 8, 9)]
 
     def push_messages(self, messages: list[Message]) -> list[str | None]:
         self.pushed += messages
@@ -148,7 +150,9 @@ def test_a_message_that_is_not_taken_does_not_shift_the_others(monkeypatch: pyte
         monkeypatch.setattr(TaskIdentity, name, 1)
     grid = FakeGrid()
     post = GridPost(grid)
-    assert post.nodes() == [7, 8, 9]
+    assert {n: who.registered for n, who in post.nodes().items()} == {7: 0, 8: 1, 9: 2}
+    assert len({who.key for who in post.nodes().values()}) == 3
+    assert {*GridPost(grid, keys=False).nodes().values()} == {Who()}
     assert post.push(TRAIN, dict.fromkeys((7, 8, 9), LETTER), 60.0) == {"id7": 7, "id9": 9}
     answers = dict(post.pull(["id7", "id8", "id9"]))
     assert answers.keys() == {"id7", "id9"}

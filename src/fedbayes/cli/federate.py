@@ -1,4 +1,4 @@
-"""Commands for federations on other machines: flower init."""
+"""Commands for federations on other machines: an app to edit, and places of clients whose keys are lost."""
 
 from __future__ import annotations
 
@@ -26,3 +26,16 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; its name bec
     for path in write(folder):
         out.print(f"  {path}")
     out.print(f"five commands in {folder / 'README.md'} take it from this machine to others")
+
+
+@flower_app.command()
+def release(
+    folder: Annotated[Path, typer.Argument(help="The run folder, at the server.")],
+    client: Annotated[int, typer.Argument(help="The number of the client whose key is lost or replaced.")],
+) -> None:
+    """Free a client's place, so that the next node that speaks for it may have a new key."""
+    from fedbayes.flower.places import release as free
+
+    for path in free(folder, client):
+        out.print(f"  {path}")
+    out.print(f"the next node that comes as client {client} takes its place; a run that is under way need not stop")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,7 +22,6 @@ from fedbayes.scores.additive import Sums
 
 Value = TypeVar("Value")
 LONGEST = 300  # characters of a reason
-ROWS = 10**9  # that a client may say it has
 FIGURES = 32  # training figures that a client may report
 LARGEST = 1e200  # of a sum, so that sums over clients are finite
 METRIC = "metric."  # before the name of a training figure in a head
@@ -132,14 +131,18 @@ class Card(NamedTuple):
     test_rows: int
 
 
-def card_of(answer: Answer, expected: Head, clients: int) -> Card:
-    """A node's card: a client of the experiment, with a bounded number of rows."""
+def card_of(answer: Answer, expected: Head, sizes: Sequence[int], most: int) -> Card:
+    """A node's card: a client of the experiment, with the rows that the server knows of, or a bounded number."""
     head = opened(answer, expected).head
     client = head.get("client")
-    if type(client) is int and client >= clients:
-        raise Refused(f"its client number {shown(client)} is not below {clients}: see its partition-id")
-    most = (clients - 1, ROWS, ROWS)
-    return Card(*(whole(head, name, 0, top) for name, top in zip(Card._fields, most)))
+    if type(client) is int and client >= len(sizes):
+        raise Refused(f"its client number {shown(client)} is not below {len(sizes)}: see its partition-id")
+    tops = (len(sizes) - 1, most, most)
+    card = Card(*(whole(head, name, 0, top) for name, top in zip(Card._fields, tops)))
+    known = int(sizes[card.client])
+    if known and card.rows != known:
+        raise Refused(f"rows is {card.rows}, but client {card.client} has {known}: use the same data everywhere")
+    return card
 
 
 class Reply(NamedTuple):
@@ -164,7 +167,7 @@ class Form(NamedTuple):
 def reply_of(answer: Answer, expected: Head, form: Form) -> Reply:
     """A client's upload in the clear, of the rows that its card says."""
     letter = opened(answer, expected)
-    rows = whole(letter.head, "rows", 1, ROWS)
+    rows = whole(letter.head, "rows", 1, 2**62)
     if rows != form.rows:
         raise Refused(f"rows is {rows}, but its card says {form.rows}: start its node again if its data have changed")
     own, lost = truth(letter.head, "own"), truth(letter.head, "lost")

@@ -13,6 +13,7 @@ from fedbayes.experiments.experiment import Experiment
 from fedbayes.experiments.keys import FLOWER
 from fedbayes.federation.program import BY_MEMBERS, Program
 from fedbayes.flower.measured import Deadline, Measured
+from fedbayes.flower.places import Places
 from fedbayes.flower.post import Post
 from fedbayes.flower.remote import Remote
 from fedbayes.flower.roll import Roll
@@ -75,7 +76,8 @@ def federated(post: Post) -> Carrier:
         if not rolls:  # nodes are asked who they are once for all methods of a comparison
             least = max(settings.min_clients, 3 if settings.secure else 1)  # below three a sum says too much of one
             measured = Measured(post, Deadline(settings.quorum, settings.slack, least))
-            rolls.append(Roll(measured, head, len(task.clients), settings.wait))
+            rolls.append(Roll(measured, head, task.clients.sizes.tolist(), settings, Places(settings.places)))
+        rolls[0].places.keep_in(folder)
         engine = Remote(task, rolls[0], settings, head)
         return replace(task, engine=engine, choice="engine flower: clients elsewhere", elsewhere=engine.personal)
 

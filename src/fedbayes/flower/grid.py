@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from flwr.serverapp import Grid
 from fedbayes.errors import one_line, shown
 from fedbayes.files import array_of
 from fedbayes.flower.border import clean
+from fedbayes.flower.places import Who
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter, Refused
 
@@ -22,14 +24,19 @@ GRACE = 30.0  # seconds that a message outlives its round, so that a reply just 
 
 
 class GridPost:
-    """Flower's grid: nodes that are online, messages out, replies in."""
+    """Flower's grid: nodes that are online, messages out, replies in.
 
-    def __init__(self, grid: Grid, pause: float = 0.5) -> None:
-        self.grid = grid
-        self.pause = pause
+    `keys`: whether nodes have keys that outlive them; those of a simulation do not.
+    """
 
-    def nodes(self) -> list[int]:
-        return list(self.grid.get_node_ids())
+    def __init__(self, grid: Grid, pause: float = 0.5, keys: bool = True) -> None:
+        self.grid, self.pause, self.keys = grid, pause, keys
+
+    def nodes(self) -> dict[int, Who]:
+        return {info.node_id: self._who(info) for info in self.grid.get_nodes()}
+
+    def _who(self, info: Any) -> Who:
+        return Who(hashlib.sha256(info.public_key).hexdigest()[:32], info.name) if self.keys else Who()
 
     def push(self, kind: str, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]:
         ids: dict[str, int] = {}

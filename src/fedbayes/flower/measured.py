@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fedbayes.flower.node import QUERY
+from fedbayes.flower.places import Who
 from fedbayes.flower.post import Answer, Post
 from fedbayes.flower.wire import Letter
 
@@ -54,7 +55,7 @@ class Measured:
         self.late: dict[str, tuple[Batch, int]] = {}
         self.before: dict[tuple[int, str], deque[float]] = {}
 
-    def nodes(self) -> list[int]:
+    def nodes(self) -> Mapping[int, Who]:
         nodes = self.post.nodes()
         self.online = len(nodes)
         return nodes

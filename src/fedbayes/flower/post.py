@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
+from fedbayes.flower.places import Who
 from fedbayes.flower.wire import Letter, Refused
 
 Answer = Letter | Refused | str  # a reply, why it can't be read, or why there is none
@@ -16,8 +17,8 @@ class Post(Protocol):
 
     pause: float  # seconds between two looks
 
-    def nodes(self) -> list[int]:
-        """The nodes that are online now."""
+    def nodes(self) -> Mapping[int, Who]:
+        """The nodes that are online now, and by which keys and names they are known."""
         ...
 
     def push(self, kind: str, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]:

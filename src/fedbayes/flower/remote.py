@@ -58,6 +58,7 @@ class Remote:
                 reply = guarded(client, reply_of, answer, self._expected(client, order.round), form)
                 if isinstance(reply, Refusal):
                     total.left_out[client] = reply.reason
+                    self.roll.count(reply)
                     if isinstance(answer, str):  # it may be gone, though Flower does not know yet
                         self.roll.forget(client)
                 else:
@@ -162,6 +163,7 @@ class Remote:
             reply = guarded(client, scores_of, answer, expected, target, cards[client].test_rows)
             if isinstance(reply, Refusal):
                 self.notes.append(f"client {client} was left out of the scores: {reply.reason}")
+                self.roll.count(reply)
             else:
                 scores[client] = reply.sums
         yield from sorted(scores.items())
@@ -170,7 +172,8 @@ class Remote:
         """Whom to ask: the cohort, and for who is not online the next in the round's order; a node for each."""
         missing = [k for k in order.cohort if k not in total.own]
         # At first all are waited for; later only so many as a round can't do without.
-        there = self.roll.wait_for(self.settings.min_clients - total.counted if self.begun else len(missing))
+        hoped = [k for k in missing if k not in self.roll.put_aside]
+        there = self.roll.wait_for(self.settings.min_clients - total.counted if self.begun else len(hoped))
         self.begun = True
         asked = {k: there[k] for k in missing if k in there}
         called = {*order.cohort, *order.dropped, *total.own}
@@ -179,7 +182,7 @@ class Remote:
         for k in missing:
             if k not in there:
                 other = next(spare, None)
-                total.left_out[k] = "no node was online" + ("" if other is None else f"; client {other} stood in")
+                total.left_out[k] = self.roll.absence(k) + ("" if other is None else f"; client {other} stood in")
                 asked |= {} if other is None else {other: there[other]}
         return dict(sorted(asked.items()))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedbayes.errors import InputError
+from fedbayes.flower.places import RULES as PLACES
 from fedbayes.flower.wire import DTYPES, HELD, Coding
 from fedbayes.options import (
     at_least_one,
@@ -18,6 +19,7 @@ from fedbayes.options import (
     record,
     record_of,
     up_to_one,
+    whole,
 )
 
 seconds = positive._replace(words="a positive number of seconds")
@@ -50,6 +52,15 @@ class Settings:
     )
     client_scores: bool | None = option(
         "scores on the clients' test rows; by default where the server has none", flag, default=None
+    )
+    places: str = option(
+        "who may speak for a client: the owner of its key, or of its name", name_in(PLACES), default="keys"
+    )
+    max_rows: int = option(
+        "rows that a client may say it has, where the server does not know them", at_least_one, default=10**9
+    )
+    max_offences: int = option(
+        "replies that can't be used, after which a client is put aside; 0: never", whole(0), default=3
     )
 
     def __post_init__(self) -> None:

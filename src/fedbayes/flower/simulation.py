@@ -40,7 +40,7 @@ def _simulated(experiment: Experiment, folder: Path, watch: Watch | None, nodes:
 
     @server.main()
     def main(grid: Grid, context: object) -> None:
-        made.update(run(experiment, folder, GridPost(grid, pause=0.02), watch))
+        made.update(run(experiment, folder, GridPost(grid, pause=0.02, keys=False), watch))
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as place:
