@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
 
 LONGEST = 60  # characters of a value that a message repeats
@@ -46,3 +48,14 @@ def one_line(error: BaseException) -> str:
     text = printable(str(error)[:1000])[:200]
     plain = isinstance(error, ValueError | OSError)
     return text if text and plain else f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # what a system says when there is no room for a file
+
+
+def disk_advice(error: OSError, again: str = "`fedbayes resume` goes on from the last checkpoint") -> str:
+    """A failed file operation in one line: what is wrong, that nothing is lost, and what to do."""
+    if error.errno not in FULL:
+        return f"{one_line(error)}; what was written before is kept, and {again}"
+    where = f" at {error.filename}" if error.filename else ""
+    return f"the disk is full{where} ({os.strerror(error.errno)}): free some space; nothing is lost, and {again}"

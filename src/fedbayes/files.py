@@ -199,6 +199,8 @@ def write_atomically(path: str | Path, content: bytes | str | Iterable[bytes | m
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)  # a full disk does not say where
         raise

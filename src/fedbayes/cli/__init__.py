@@ -16,7 +16,7 @@ import typer
 from fedbayes.cli import train, use, published, lists, federate
 from fedbayes.cli.plain import make_safe
 from fedbayes.cli.shared import app
-from fedbayes.errors import InputError, printable
+from fedbayes.errors import InputError, disk_advice, printable
 from fedbayes.version import __version__
 
 __all__ = ["app", "federate", "lists", "main", "published", "train", "use"]
@@ -40,7 +40,7 @@ def main() -> None:
     except OSError as error:  # a full disk, a folder without rights
         if debug:
             traceback.print_exc()
-        print(f"error: {error}; what was written before is kept, and `fedbayes resume` goes on", file=sys.stderr)
+        print(f"error: {disk_advice(error)}", file=sys.stderr)
         sys.exit(1)
 
 

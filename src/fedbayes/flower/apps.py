@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedbayes.errors import InputError
+from fedbayes.errors import InputError, disk_advice
 from fedbayes.experiments.build import options_of_method
 from fedbayes.experiments.experiment import Experiment, read, with_settings
 from fedbayes.flower.answers import answer
@@ -40,6 +40,9 @@ def server_app(experiment: str | Path) -> ServerApp:
             run(x, folder, GridPost(grid), Watch(round=_say))
         except InputError as error:
             print(f"error: {error}", flush=True)
+            raise
+        except OSError as error:
+            print(f"error: {disk_advice(error, 'the run goes on when it is started again')}", flush=True)
             raise
         print(f"fedbayes: finished; the posterior is in {folder.resolve()}", flush=True)
 

@@ -23,8 +23,12 @@ WORDS = {"left_out", "notes", "dropped", "took_part", "stopped", "diverged"}  # 
 
 def append(folder: Path, record: Mapping[str, Any]) -> None:
     """Add a round."""
-    with (folder / LINES).open("a", encoding="utf-8") as file:
-        file.write(line_of(record))
+    try:
+        with (folder / LINES).open("a", encoding="utf-8") as file:
+            file.write(line_of(record))
+    except OSError as error:  # a full disk does not say where; the line that it cut is left out when a run goes on
+        error.filename = error.filename or str(folder / LINES)
+        raise
 
 
 def line_of(record: Mapping[str, Any]) -> str:
