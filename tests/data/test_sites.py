@@ -79,6 +79,7 @@ def test_a_test_file_for_all_belongs_to_nobody(hospitals, tmp_path_factory):
     ("columns", "extra", "says"),
     [
         (("age", "ill"), {}, r"west\.csv has no column 'dose'; it has age, ill"),
+        (("age", "ill"), {"weight": 1}, r"west\.csv has no column 'dose'; it has age, ill, weight"),
         (("age", "dose", "ill"), {"sex": 1}, r"west\.csv has a column 'sex' that the other tables lack"),
         (("age", "dose"), {}, r"west\.csv has no column 'ill'"),
         (("age", "age", "dose", "ill"), {}, r"west\.csv has two columns 'age'"),

@@ -79,6 +79,16 @@ def test_an_empty_config_does_not_begin_another_experiment(folder):
         experiment_in(folder)
 
 
+def test_resume_of_a_comparison_with_an_empty_config_trains_nothing(tiny, tmp_path):
+    """It began the experiment of all defaults here, which looked like a command that does not end."""
+    run(replace(tiny, method="fedavg", methods=("fedavg", "fedprox"), rounds=1), tmp_path)
+    (tmp_path / "config.toml").write_text("")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=r"config\.toml has lost its data"):
+        resume(tmp_path)
+    assert set(tmp_path.rglob("*")) == before
+
+
 def test_a_comparison_that_lost_its_methods_does_not_begin_another_run(tiny, tmp_path):
     run(replace(tiny, method="fedavg", methods=("fedavg", "fedprox"), rounds=1), tmp_path)
     kept = [line for line in (tmp_path / "config.toml").read_text().splitlines() if not line.startswith("methods")]
@@ -101,6 +111,16 @@ def test_arrays_of_another_shape_are_named_in_the_report(folder, tmp_path):
     np.savez(folder / "evaluation.npz", **{**arrays, "labels": arrays["labels"][:3]})
     page = write([folder], tmp_path / "page.html").read_text()
     assert "which does not fit the rest" in page
+
+
+def test_a_round_without_its_number_is_named_in_the_report(folder, tmp_path):
+    from fedbayes.report import write
+
+    first, *others = (folder / LINES).read_text().splitlines()
+    record = {key: value for key, value in json.loads(first).items() if key != "round"}
+    (folder / LINES).write_text("\n".join([json.dumps(record), *others]) + "\n")
+    page = write([folder], tmp_path / "page.html").read_text()
+    assert "rounds.jsonl, line 1 is not the record of round 1" in page
 
 
 @pytest.mark.parametrize("file", ["active.json", "active.toml"])
