@@ -37,7 +37,7 @@ def whole_run(task: Task, every: int) -> tuple[float, list[dict[str, Any]]]:
             torch.cuda.synchronize()
             start = time.perf_counter()
         if (number + 1) % every == 0:
-            scores.append(evaluate(task, progress.state.broadcast))
+            scores.append(evaluate(task, progress.state))
     torch.cuda.synchronize()
     return time.perf_counter() - start, scores
 
@@ -116,14 +116,14 @@ def evaluation(figures: Figures, clients: fb.data.Clients) -> None:
     ):
         options = {"train_draws": 1, "test_draws": draws}
         task = task_of(network, "feduab", options, data, DEVICE, engine="stacked", compile="graph", precision="tf32")
-        parts, steps = task.begin().state.broadcast, task.engine.steps
+        state, steps = task.begin().state, task.engine.steps
         taken: dict[str, list[float]] = {"graph": [], "eager": []}
         scores = {}
         for _ in range(6):
             for mode, times in taken.items():
                 steps.mode = mode
                 start = time.perf_counter()
-                scores[mode] = evaluate(task, parts)["nll"]
+                scores[mode] = evaluate(task, state)["nll"]
                 torch.cuda.synchronize()
                 times.append(time.perf_counter() - start)
         graph, plain = (min(times[1:]) for times in taken.values())
@@ -148,7 +148,7 @@ def law(figures: Figures) -> None:
                 "mlp", "feduab", {"draws": 1}, digits, DEVICE, engine="stacked", compile=name, rounds=15, seed=seed
             )
             *_, (progress, _) = rounds(task, task.begin(), Memory())
-            found.setdefault(name, []).append(evaluate(task, progress.state.broadcast)["nll"])
+            found.setdefault(name, []).append(evaluate(task, progress.state)["nll"])
     a, b = (torch.tensor(found[name]) for name in ("off", "graph"))
     error = float(((a.var() + b.var()) / 5).sqrt())
     figures.add(

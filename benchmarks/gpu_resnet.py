@@ -70,11 +70,11 @@ def prediction(figures: Figures, arguments: argparse.Namespace, data: fb.data.Cl
     """Seconds of an evaluation: a thousand test rows, twenty draws."""
     for precision in ("float32", "bf16"):
         task = task_of(arguments, data, engine="stacked", compile="off", precision=precision)
-        parts = task.begin().state.broadcast
-        evaluate(task, parts)
+        state = task.begin().state
+        evaluate(task, state)
         wait(arguments.device)
         start = time.perf_counter()
-        evaluate(task, parts)
+        evaluate(task, state)
         wait(arguments.device)
         figures.add(f"evaluation of 1,000 rows, 20 draws, {precision}", seconds=time.perf_counter() - start)
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import fedbayes as fb
+from fedbayes.engine import loop
 from fedbayes.engine.batches import schedule
 from fedbayes.errors import InputError
 from fedbayes.federation.round import open_round
@@ -50,7 +51,7 @@ def test_without_temperature_the_teacher_is_trained_by_sgd_at_half_the_rate(opti
 def test_a_step_of_the_chain_is_the_formula():
     task = prepare(_net(), _clients(), method=fedppd(epochs=1, batch=30, lr=0.3, upload="last"), engine="loop")
     order = open_round(task.program, task.begin().state, clients=3, cohort=3, seed=0)
-    got = task.engine.client(order, 1, None)[0].parts["model"].mean  # twelve rows: one step
+    got = task.engine.client(task.program, order, 1, None)[0].parts["model"].mean  # twelve rows: one step
     net, data, rows = _net(), task.clients.data, task.clients.train_rows(1)
     theta = nn.utils.parameters_to_vector(net.parameters()).detach()
     nn.functional.cross_entropy(net(data.x[rows]), data.y[rows]).backward()
@@ -66,7 +67,7 @@ def test_the_published_temperature_is_four_over_n(cooling):
     made = fedppd(epochs=1, batch=30, lr=1e-12, temperature=temperature, cooling=cooling, upload="last")
     task = prepare(_net(), _clients(), method=made, engine="loop")
     order = open_round(task.program, task.begin().state, clients=3, cohort=3, seed=0)
-    moved = task.engine.client(order, 1, None)[0].parts["model"].mean.double()
+    moved = task.engine.client(task.program, order, 1, None)[0].parts["model"].mean.double()
     z = normals(len(moved) + 120, 0, 0, 1, 0, 0, "noise")[: len(moved)].double()
     start = task.program.initial["model"].mean.double()
     # The rate is so small that only float32's rounding of the weights is left beside the noise.
@@ -77,14 +78,16 @@ def _chain(task, k=0):
     """The state of a client after each of its phases, walked by hand."""
     program, engine, rows = task.program, task.engine, task.clients.train_rows(k)
     order = open_round(program, task.begin().state, clients=len(task.clients), cohort=len(task.clients), seed=0)
-    info = engine._info(program.client, order.broadcast, order.options, 0, rows)
+    info = loop._info(program, order, rows, engine.store.x.device)
     state = program.client.start({}, info)
     for place, phase in enumerate(program.client.phases):
         plan = schedule(rows, phase, 0, 0, k, place)
         for step in range(len(plan.rows)):
-            batch = engine._batch(phase, plan.rows[step], None if plan.live is None else plan.live[step], step)
-            noise = engine._noise(program.client, place, state, batch, info, (0, k, place, step))
-            state = phase.step(state, batch, Tape(noise), info)
+            batch = loop._batch(
+                engine.store, phase, plan.rows[step], None if plan.live is None else plan.live[step], step
+            )
+            count = engine._count(program.client, place, state, batch, info)
+            state = phase.step(state, batch, Tape(normals(count, 0, 0, k, place, step, "noise")), info)
         yield state
 
 
@@ -103,7 +106,7 @@ def test_the_draw_of_highest_density_is_sent():
     best = min(range(6), key=energies.__getitem__)
     assert best != 5, "the case tells nothing: the last draw is the best"
     order = open_round(task.program, task.begin().state, clients=3, cohort=3, seed=0)
-    sent = task.engine.client(order, 0, None)[0].parts["model"].mean
+    sent = task.engine.client(task.program, order, 0, None)[0].parts["model"].mean
     torch.testing.assert_close(sent, draws[best], rtol=1e-6, atol=1e-7)
 
 

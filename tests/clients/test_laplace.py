@@ -225,8 +225,8 @@ def test_posteriors_of_a_round_are_pooled_about_the_averaged_network(structure):
     torch.testing.assert_close(q.mean, plain.posterior.mean[-21:], rtol=1e-9, atol=1e-9)
     # What each client sent, and the pool of it.
     task = runs[0].task
-    order = task.open(task.begin())
-    sent = [task.engine.client(order, k, None)[0].parts for k in range(3)]
+    order = task.orders(task.begin())[-1]
+    sent = [task.engine.client(task.program, order, k, None)[0].parts for k in range(3)]
     pooled = pool(
         task.program.pooling.rules[CLASSIFIER],
         [s[CLASSIFIER] for s in sent],

@@ -10,6 +10,7 @@ from fedbayes.clients.client import Batch, Client, Info, Learner, Phase, Upload
 from fedbayes.clients.home import Split
 from fedbayes.clients.optimisers import sgd
 from fedbayes.data import from_clients
+from fedbayes.engine.loop import Loop
 from fedbayes.errors import InputError
 from fedbayes.noise import Tape
 from fedbayes.posterior.layout import Layout
@@ -48,7 +49,7 @@ def test_a_network_cut_by_pattern_and_merged_again_is_the_same():
 )
 def test_only_what_is_shared_travels_and_the_rest_goes_on_at_home(method, travels):
     task = prepare(network(), federation(), method=method, rounds=2, cohort=2, seed=3)
-    sent = task.open(task.begin()).broadcast
+    sent = task.orders(task.begin())[-1].broadcast
     assert set(sent["model"].layout.names) - {"2.weight", "2.bias"} == travels
     own = Memory()
     (_, first), (_, second) = rounds(task, task.begin(), own)
@@ -108,8 +109,8 @@ def test_a_personal_model_of_fedavg_is_a_round_of_training_from_the_broadcast():
     """Without noise or shuffling that matters (one batch), it is what the client would upload next."""
     task = prepare(network(), federation(), method=fb.methods.fedavg(batch=12, epochs=1, lr=0.1), rounds=1, seed=5)
     run = fb.fit(network(), federation(), method=fb.methods.fedavg(batch=12, epochs=1, lr=0.1), rounds=1, seed=5)
-    order = task.open(run.progress)
-    upload, _ = task.engine._alone.client(order, 1, None)
+    order = task.orders(run.progress)[-1]
+    upload, _ = Loop(task.engine.store, seed=5).client(task.program, order, 1, None)
     torch.testing.assert_close(run.personal(1).parts["model"].mean, upload.parts["model"].mean)
 
 

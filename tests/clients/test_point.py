@@ -8,7 +8,8 @@ from torch import nn
 from fedbayes.clients.client import Batch, Info, Phase
 from fedbayes.data import from_clients
 from fedbayes.engine.batches import schedule
-from fedbayes.engine.loop import Loop, Store
+from fedbayes.engine.loop import Loop
+from fedbayes.federation.program import Store
 from fedbayes.federation.round import open_round
 from fedbayes.methods import Setting, fedavg, fedprox
 from fedbayes.model.model import categorical
@@ -93,7 +94,7 @@ def _round(method, sizes=(7,), number=0, net=None):
     task = prepare((net or _net()).float(), _clients(sizes), method=method, rounds=1, seed=3, engine="loop")
     state = task.begin().state
     order = open_round(task.program, state._replace(round=number), clients=len(sizes), cohort=len(sizes), seed=3)
-    return task, order, task.engine.client(order, 0, None)[0]
+    return task, order, task.engine.client(task.program, order, 0, None)[0]
 
 
 def test_padded_rows_change_nothing():
@@ -180,6 +181,6 @@ def test_batch_norm_statistics_travel_as_in_a_plain_loop():
 def test_a_client_runs_by_itself_without_a_federation():
     x, y = (t.float() if t.is_floating_point() else t for t in _data(12))
     task, order, _ = _round(fedavg(epochs=1, batch=4))
-    engine = Loop(task.program, Store(x, y, lambda k: torch.arange(12)), seed=0)
-    a, b = (engine.client(order, k, None)[0].parts["model"].mean for k in (0, 1))
+    engine = Loop(Store(x, y, lambda k: torch.arange(12)), seed=0)
+    a, b = (engine.client(task.program, order, k, None)[0].parts["model"].mean for k in (0, 1))
     assert not torch.equal(a, b)  # other clients read other batches of the same rows

@@ -59,7 +59,7 @@ def test_a_quadratic_client_sends_the_dense_solve_of_its_own_samples(samples):
     method = fedpa(samples=samples, shrinkage=rho, burn_share=0.25, epochs=epochs, batch=batch, lr=lr)
     task = prepare(_linear(), _quadratic(), method=method, engine="loop", likelihood=normal())
     order = open_round(task.program, task.begin().state, clients=2, cohort=2, seed=0)
-    sent = task.engine.client(order, 0, None)[0].parts["model"].mean
+    sent = task.engine.client(task.program, order, 0, None)[0].parts["model"].mean
     rows, data = task.clients.train_rows(0), task.clients.data
     plan = schedule(rows, task.program.client.phases[0], 0, 0, 0, 0)
     start = w = task.program.initial["model"].mean

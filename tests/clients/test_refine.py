@@ -77,7 +77,7 @@ def test_engines_make_the_same_refined_models_alone_and_in_a_cohort(kind):
         normals = noise[:, : a.normals]
         torch.testing.assert_close(a.at(normals), b.at(normals), rtol=1e-7, atol=1e-8)
         torch.testing.assert_close(together["model"].at(normals), b.at(normals), rtol=1e-7, atol=1e-8)
-    assert not stacked.task.personal.take_notes()  # nothing fell back to the loop
+    assert not stacked.task.engine.take_notes()  # nothing fell back to the loop
     if options["refine"] == "flow":
         graft = loop.personal(1).parts["model"].graft
         assert isinstance(graft, Flowed)
@@ -111,13 +111,11 @@ def test_a_model_as_received_is_the_broadcast_and_what_is_at_home():
 def test_what_is_gathered_is_the_pool_of_posteriors_at_the_broadcast(hessian):
     run = trained("fedavg", refine="laplace", hessian=hessian)
     q = gather(run.home).gathered[CLASSIFIER]
-    engine = run.task.gather
-    order = run.home.order(range(3))
-    sent = [
-        engine.beside(engine.program, engine.seed).train(order._replace(cohort=(k,)), run.own.get) for k in range(3)
-    ]
-    one = [engine.program.pooling.rules[CLASSIFIER].decode(s.terms[CLASSIFIER], Point(q.mean, q.layout)) for s in sent]
-    pooled = fb.pool(engine.program.pooling.rules[CLASSIFIER], one, SIZES)
+    program = run.task.gather
+    orders = [run.home.order([k], "gather") for k in range(3)]
+    sent = [run.task.engine.run(program, order, run.own.get) for order in orders]
+    one = [program.pooling.rules[CLASSIFIER].decode(s.terms[CLASSIFIER], Point(q.mean, q.layout)) for s in sent]
+    pooled = fb.pool(program.pooling.rules[CLASSIFIER], one, SIZES)
     torch.testing.assert_close(q.moments()[1], pooled.moments()[1], rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(q.mean, run.posterior.mean[-21:], rtol=1e-6, atol=1e-6)
     assert isinstance(q, Gaussian if hessian == "diag" else FullGaussian)

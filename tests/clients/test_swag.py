@@ -37,7 +37,8 @@ def _iterates(method, k=0, number=0):
     phase = client.phases[0]
     watched = Client(client.start, (Phase(step, phase.epochs, phase.batch),), client.finish)
     order = open_round(task.program, task.begin().state, clients=3, cohort=3, seed=0)
-    upload, _ = task.engine.run(watched, order.broadcast, task.program.options(number), number, k, None)
+    order = order._replace(round=number, options=task.program.options(number))
+    upload, _ = task.engine.client(task.program._replace(client=watched), order, k, None)
     return upload, torch.stack(seen[1:])  # the first is the dry run that counts noise
 
 

@@ -172,7 +172,7 @@ def test_feduab_starts_with_sigma_01_and_h_2():
 def _one_round(method, clients, net):
     task = prepare(net, clients, method=method, rounds=1, seed=0, engine="loop")
     order = open_round(task.program, task.begin().state, clients=len(clients), cohort=len(clients), seed=0)
-    return task, task.engine.client(order, 0, None)[0].parts["model"]
+    return task, task.engine.client(task.program, order, 0, None)[0].parts["model"]
 
 
 @pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])

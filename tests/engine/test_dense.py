@@ -8,7 +8,7 @@ import fedbayes as fb
 from fedbayes.clients.known import dense
 from fedbayes.data import from_clients
 from fedbayes.data.augment import crop_flip
-from fedbayes.engine.stacked import train_together
+from fedbayes.engine.stacked import run_all
 from fedbayes.methods import method_named
 from fedbayes.model.model import Likelihood, Model, categorical, custom, mean_variance, normal
 from fedbayes.training.rounds import Memory, fit, prepare
@@ -73,11 +73,13 @@ def test_members_of_a_sweep_have_rates_pulls_and_centres_of_their_own() -> None:
         for lr, pull, clip in ((0.05, 0.1, 0.5), (0.1, 1.0, 0.2), (0.2, 0.5, 5.0))
     ]
     tasks = [prepare(network, data, method=m, rounds=1, cohort=3, seed=s) for s, m in enumerate(methods)]
-    orders = [task.open(task.begin()) for task in tasks]
-    together = train_together([task.engine for task in tasks], orders, [Memory().get for _ in tasks])
+    orders = [task.orders(task.begin())[-1] for task in tasks]
+    together = run_all(
+        [task.engine for task in tasks], [task.program for task in tasks], orders, [Memory().get for _ in tasks]
+    )
     for task, order, outcome in zip(tasks, orders, together, strict=True):
         alone = prepare(network, data, method=methods[task.seed], rounds=1, cohort=3, seed=task.seed, engine="loop")
-        want = alone.engine.train(order, Memory().get)
+        want = alone.engine.run(alone.program, order, Memory().get)
         for key, value in want.terms["model"].items():
             torch.testing.assert_close(outcome.terms["model"][key], value, rtol=1e-9, atol=1e-9)
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import fedbayes as fb
 from fedbayes.data import from_clients
-from fedbayes.engine import stacked
+from fedbayes.engine import chunks
 from fedbayes.training.rounds import Memory, fit, prepare, rounds_together
 
 
@@ -80,7 +80,7 @@ def test_a_fault_of_the_engine_is_raised_as_itself(place: str, monkeypatch: pyte
     def broken(*arguments: object) -> None:
         raise RuntimeError("a slip of ours")
 
-    monkeypatch.setattr(stacked, place, broken)
+    monkeypatch.setattr(chunks, place, broken)
     with pytest.raises(RuntimeError, match="a slip of ours"):
         fit(nn.Linear(6, 3), sites(), method="feduab", rounds=1, engine="stacked")
 
@@ -101,7 +101,7 @@ def test_members_of_a_sweep_that_vmap_cannot_take_run_in_the_loop_and_say_so() -
 
 def test_the_sums_of_chunks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many chunks a round has, what is alive is the running total and the newest chunk's."""
-    whole, living, most = stacked.outcomes, [], []
+    whole, living, most = chunks.outcomes, [], []
 
     def watched(*arguments):
         gc.collect()
@@ -110,7 +110,7 @@ def test_the_sums_of_chunks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         living.extend(weakref.ref(t) for _, outcome in made for t in tree_leaves(outcome.terms))
         return made
 
-    monkeypatch.setattr(stacked, "outcomes", watched)
+    monkeypatch.setattr(chunks, "outcomes", watched)
     fit(nn.Linear(6, 3), sites(12), method="fedavg", rounds=1, engine="stacked", at_once=1)
     assert len(most) == 12
     assert max(most) <= len(living) // 12

@@ -71,7 +71,7 @@ def test_the_federation_begins_with_what_the_server_learned_on_its_own_rows():
     begun = task.begin()
     assert 1 <= begun.pretrained["best"] <= begun.pretrained["epochs"] <= 8
     cold = build(replace(WARM, pretrain={})).begin()
-    accuracy = [evaluate(task, progress.state.broadcast)["accuracy"] for progress in (cold, begun)]
+    accuracy = [evaluate(task, progress.state)["accuracy"] for progress in (cold, begun)]
     assert accuracy[1] > accuracy[0] + 0.3
     # All digits, although each client holds two: it has seen the server's rows.
     assert begun.pretrained["accuracy"] > 0.5

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import fedbayes as fb
+from fedbayes.clients.client import Phase
 from fedbayes.engine.batches import schedule
 from fedbayes.errors import InputError
 from fedbayes.federation.distil import dirichlet_draws, ensemble, gaussian_draws
@@ -18,6 +19,9 @@ P, K = 3, 4
 MEMBERS = torch.randn(K, P, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 MEAN = MEMBERS.mean(0) + 0.1  # weighted by size, so not the plain mean
 SMALL = {"server_batch": 8, "server_epochs": 4, "swa_start": 6, "swa_every": 3, "server_lr": 0.05}
+# The phases of the server's client, for their batches.
+TRAINING = Phase(lambda *_: None, SMALL["server_epochs"], SMALL["server_batch"])
+REFRESHING = Phase(lambda *_: None, 1, SMALL["server_batch"])
 
 
 def _clients(sizes=(23, 12, 30), features=4):
@@ -68,13 +72,13 @@ def test_an_ensemble_is_draws_then_the_mean_then_the_clients():
 def test_pseudo_labels_are_the_mean_prediction_made_sharper(sharpen):
     model, nets = Model.of(_net(), categorical()), [_net(seed) for seed in range(3)]
     vectors = torch.stack([nn.utils.parameters_to_vector(net.parameters()).detach() for net in nets])
-    parts = {"model": Point(vectors[0]), "members.model": Draws(vectors)}
+    parts, members = {"model": Point(vectors[0])}, {"model": Draws(vectors)}
     options = Distilling(ensemble_draws=0, sharpen=sharpen)
     x = _inputs()
     with torch.no_grad():
         said = torch.stack([net(x).softmax(-1) for net in (nets[0], *nets)]).mean(0)
     want = said ** (1 / sharpen) / (said ** (1 / sharpen)).sum(-1, keepdim=True)
-    torch.testing.assert_close(pseudo_labels(model, parts, x, options, (0,))[:, 0], want)
+    torch.testing.assert_close(pseudo_labels(model, parts, members, x, options, (0,))[:, 0], want)
 
 
 @pytest.mark.parametrize(("start", "decay"), [(6, 0.0), (6, 0.1), (100, 0.0)])
@@ -88,10 +92,10 @@ def test_the_server_averages_the_iterates_of_sgd_from_the_average(start, decay):
     net = _net()
     nn.utils.vector_to_parameters(averaged, net.parameters())
     sgd, kept = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=decay), []
-    plan = schedule(torch.arange(len(x)), task.program.server.client.phases[0], 0, 1, -1, 0)
+    plan = schedule(torch.arange(len(x)), TRAINING, 0, 1, -1, 0)
     for number, rows in enumerate(plan.rows[:, 0]):
         sgd.zero_grad()
-        nn.functional.cross_entropy(net(x[rows]), task.server.store.y[rows, 0, 0]).backward()
+        nn.functional.cross_entropy(net(x[rows]), task.engine.store.server.y[rows, 0, 0]).backward()
         sgd.step()
         if number >= start and (number - start) % 3 == 0:
             kept.append(nn.utils.parameters_to_vector(net.parameters()).detach().clone())
@@ -106,7 +110,7 @@ def test_distillation_brings_the_average_nearer_to_the_ensemble():
     task = prepare(_net(), _clients(), method=fedbe(lr=0.5, epochs=8, **SMALL), rounds=1, server_data=x)
     (progress, _), *_ = rounds(task, task.begin(), Memory())
     plain = fb.fit(_net(), _clients(), method=fedavg(lr=0.5, epochs=8), rounds=1).posterior.mean
-    model, target, gaps = task.program.model, task.server.store.y[:, 0, 0], []
+    model, target, gaps = task.program.model, task.engine.store.server.y[:, 0, 0], []
     for vector in (plain, progress.state.broadcast["model"].mean):
         log = model.output(model.weights({"model": vector}), x).log_softmax(-1)
         gaps.append(float((target * (target.log() - log)).sum(-1).mean()))
@@ -120,8 +124,8 @@ def test_teachers_and_students_are_both_distilled_each_towards_its_own_ensemble(
     run = fb.fit(_net(), _clients(), method=fedppd_distill(**method, **SMALL), rounds=1, server_data=x)
     for part in ("model", "student"):
         assert not torch.equal(run.parts[part].mean, plain.parts[part].mean)
-    assert run.task.server.store.y.shape == (40, 2, 1, 3)
-    assert not torch.equal(run.task.server.store.y[:, 0], run.task.server.store.y[:, 1])
+    assert run.task.engine.store.server.y.shape == (40, 2, 1, 3)
+    assert not torch.equal(run.task.engine.store.server.y[:, 0], run.task.engine.store.server.y[:, 1])
 
 
 def _wide(momentum=0.1):
@@ -133,7 +137,7 @@ def test_batchnorm_is_measured_anew_under_the_averaged_weights():
     """With momentum 1 the buffers are the statistics of the last batch of the pass that measures."""
     x, method = _inputs(), fedbe(epochs=1, **SMALL)
     run = fb.fit(_wide(1.0), _clients(), method=method, rounds=1, server_data=x)
-    plan = schedule(torch.arange(len(x)), run.task.program.server.client.phases[1], 0, 1, -1, 1)
+    plan = schedule(torch.arange(len(x)), REFRESHING, 0, 1, -1, 1)
     net = _wide()
     nn.utils.vector_to_parameters(run.parts["model"].mean, net.parameters())
     inside = net[0](x[plan.rows[-1, 0]])
@@ -148,8 +152,8 @@ def test_a_regression_is_distilled_too():
     net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
     for method in (fedbe(epochs=1, **SMALL), fedppd_distill(epochs=1, **SMALL)):
         run = fb.fit(net, clients, method=method, rounds=1, server_data=_inputs())
-        assert run.task.server.store.y.shape[-2:] == (2, 1)  # mean and variance
-        assert (run.task.server.store.y[..., 1, :] >= 1).all()  # the likelihood's own, and the members' spread
+        assert run.task.engine.store.server.y.shape[-2:] == (2, 1)  # mean and variance
+        assert (run.task.engine.store.server.y[..., 1, :] >= 1).all()  # the likelihood's own, and the members' spread
         assert run.journal[0]["test"]["nll"] < 10
 
 
@@ -181,8 +185,8 @@ def test_an_unlabelled_set_that_does_not_serve_is_refused_before_training(method
 
 def test_rows_of_the_data_serve_as_unlabelled_inputs():
     task = prepare(_net(), _clients(), method=fedbe(**SMALL), server_data=torch.arange(10, 30))
-    assert torch.equal(task.server.store.x, task.clients.data.x[10:30])
+    assert torch.equal(task.engine.store.server.x, task.clients.data.x[10:30])
     whole = fb.data.load("digits").split(fb.partition.iid(server=100), clients=5)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    assert len(prepare(net, whole, method=fedbe()).server.store.x) == 100
+    assert len(prepare(net, whole, method=fedbe()).engine.store.server.x) == 100

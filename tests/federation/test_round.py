@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedbayes import Gaussian, Point, data, pool
+from fedbayes.federation.program import Context
 from fedbayes.federation.round import close_round, cohort_size, contribute, open_round
 from fedbayes.federation.rules import Rule
 from fedbayes.federation.weighting import WEIGHTINGS
@@ -107,7 +108,7 @@ def test_a_round_in_which_all_drop_out_leaves_the_posterior_as_it_was():
 def _by_hand(task, state, weight, order=None):
     """A round's uploads one by one, and their weights."""
     order = order or open_round(task.program, state, clients=5, cohort=5, seed=task.seed)
-    uploads = [task.engine.client(order, k, None)[0].parts["model"] for k in order.cohort]
+    uploads = [task.engine.client(task.program, order, k, None)[0].parts["model"] for k in order.cohort]
     return uploads, [weight(q, k) for k, q in zip(order.cohort, uploads, strict=True)]
 
 
@@ -190,7 +191,8 @@ def test_a_client_that_diverges_is_left_out_and_named(method):
     task = prepare(_net(1), clients, method=method_named(method, options), rounds=1)
     state = task.begin().state
     order = open_round(task.program, state, clients=4, cohort=4, seed=0)._replace(cohort=(0, 1, 3))
-    alone, _ = close_round(task.program, state, order, task.engine.train(order, lambda k: None))
+    outcome = task.engine.run(task.program, order, lambda k: None)
+    alone, _ = close_round(Context(task.program, order, outcome, task.engine, lambda k: None), state)
     with_all = next(rounds(task, task.begin(), Memory()))[0].state
     # Not to the bit: three stacked clients may be multiplied by other code than four.
     torch.testing.assert_close(with_all.broadcast["model"].mean, alone.broadcast["model"].mean, rtol=1e-5, atol=1e-7)
@@ -230,7 +232,7 @@ def test_an_upload_that_is_no_distribution_is_not_counted(q, rule):
     blind = Rule(lambda q, w, reference: {"weight": w.double()}, lambda total, reference: reference, "sees nothing")
     task = _task(fedvi(rule=blind if rule == "blind" else rule, **FAST))
     order = open_round(task.program, task.begin().state, clients=5, cohort=5, seed=0)
-    fine, info = task.engine.client(order, 0, None)
+    fine, info = task.engine.client(task.program, order, 0, None)
     assert contribute(task.program, fine, info)[1]
     assert not contribute(task.program, fine._replace(parts={"model": q}), info)[1]
 
@@ -349,7 +351,7 @@ def test_batch_norm_buffers_are_averaged_by_size_and_counters_take_the_largest()
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     task = prepare(net, _clients(), method=fedavg(**FAST), rounds=1)
     order = open_round(task.program, task.begin().state, clients=5, cohort=5, seed=0)
-    uploads = [task.engine.client(order, k, None)[0].parts for k in range(5)]
+    uploads = [task.engine.client(task.program, order, k, None)[0].parts for k in range(5)]
     sizes = torch.tensor([6.0, 9, 4, 12, 7])
     want = (sizes[:, None] * torch.stack([u["buffers"].mean for u in uploads])).sum(0) / sizes.sum()
     run = fit(net, _clients(), method=fedavg(weighting="equal", **FAST), rounds=1)

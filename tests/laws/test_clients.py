@@ -13,7 +13,16 @@ from fedbayes import Gaussian, Point, data, pool
 from fedbayes.clients.client import Client, Phase, Upload
 from fedbayes.data import partition
 from fedbayes.engine.batches import schedule
-from fedbayes.federation.program import Pooling, Prediction, Program, Server
+from fedbayes.federation.program import (
+    AT_SERVER,
+    SERVER,
+    Order,
+    Pooling,
+    Prediction,
+    Program,
+    ServerData,
+    Stage,
+)
 from fedbayes.federation.round import open_round
 from fedbayes.federation.rules import RULES
 from fedbayes.federation.weighting import WEIGHTINGS
@@ -247,7 +256,7 @@ def test_a_second_phase_passes_over_the_data_without_updating(engine):
     assert seen[0][1]["train"] == {"rows": sum(SIZES) / 4, "n": sum(SIZES) / 4}
     alone, _, _ = _train(_second_moment, rounds_=0)
     order = open_round(task.program, task.begin().state, clients=4, cohort=4, seed=0)
-    uploads = [alone.engine.client(order, k, None)[0].parts["model"] for k in range(4)]
+    uploads = [alone.engine.client(alone.program, order, k, None)[0].parts["model"] for k in range(4)]
     pooled = pool("log_pool", uploads, SIZES, task.program.initial["model"])
     torch.testing.assert_close(seen[0][0].state.broadcast["model"].mean, pooled.mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(seen[0][0].state.broadcast["model"].scale, pooled.scale, rtol=1e-5, atol=1e-6)
@@ -275,6 +284,9 @@ def test_the_phases_of_a_client_shuffle_by_addresses_of_their_own():
 # (d) Server data: after the pooling the server takes steps of its own.
 
 
+ON_SERVER = Phase(lambda *_: None, epochs=1, batch=8)
+
+
 def _with_server(setting):
     program = _personal(setting)
     model = program.model
@@ -293,14 +305,23 @@ def _with_server(setting):
     def finish(state, info):
         return Upload({"model": Point(state, model.layouts["model"])}, {}, {})
 
-    return program._replace(server=Server(Client(start, (Phase(step, epochs=1, batch=8),), finish)))
+    client = Client(start, (ON_SERVER._replace(step=step),), finish)
+    alone = program._replace(client=client, pooling=program.pooling._replace(rules={}))
+
+    def apply(context, state, parts):
+        order = Order(context.order.round + 1, (SERVER,), (), parts, context.order.options, purpose=AT_SERVER)
+        outcome = context.engine.run(alone, order, lambda k: None)
+        return {**parts, **outcome.uploads[0].parts}, None, {}
+
+    stage = Stage("own rows", lambda parts: None, apply, server=ServerData(least=1))
+    return program._replace(stages=(*program.stages, stage))
 
 
 def _server_oracle(task, start, rows, number):
     plain = _net()
     nn.utils.vector_to_parameters(start, plain.parameters())
     optimiser = torch.optim.SGD(plain.parameters(), lr=0.2)
-    plan = schedule(rows, task.program.server.client.phases[0], 0, number, -1, 0)
+    plan = schedule(rows, ON_SERVER, 0, number, -1, 0)
     for r, m in zip(plan.rows, plan.live, strict=True):
         at = r[0][m[0]]
         optimiser.zero_grad()
@@ -345,5 +366,5 @@ def test_toy_methods_repeat_bit_for_bit_and_do_not_depend_on_the_order_of_the_co
     order = open_round(task.program, task.begin().state, clients=4, cohort=4, seed=0)
     fresh = _train(build, rounds_=0)[0]
     for k in reversed(range(4)):
-        a, b = (t.engine.client(order, k, None)[0].parts for t in (task, fresh))
+        a, b = (t.engine.client(t.program, order, k, None)[0].parts for t in (task, fresh))
         assert all(torch.equal(a[part].mean, b[part].mean) for part in a)

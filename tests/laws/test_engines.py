@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fedbayes as fb
 from fedbayes.data import from_clients
-from fedbayes.engine.stacked import Stacked, train_together
+from fedbayes.engine.stacked import Stacked, run_all
 from fedbayes.engine.steps import Steps
 from fedbayes.networks.papers import network_named
 from fedbayes.posterior.values import check
@@ -191,11 +191,11 @@ def test_a_sweep_equals_its_members_run_alone(method: str) -> None:
         prepare(network, data, method=fb.methods.method_named(method, {"lr": lr}), rounds=1, cohort=3, seed=seed)
         for lr, seed in ((0.05, 0), (0.1, 0), (0.05, 1))
     ]
-    orders = [task.open(task.begin()) for task in tasks]
+    orders = [task.orders(task.begin())[-1] for task in tasks]
     owns = [Memory().get for _ in tasks]
-    together = train_together([task.engine for task in tasks], orders, owns)
+    together = run_all([task.engine for task in tasks], [task.program for task in tasks], orders, owns)
     for task, order, own, outcome in zip(tasks, orders, owns, together):
-        alone = task.engine.train(order, own)
+        alone = task.engine.run(task.program, order, own)
         assert outcome.terms is not None
         for part, statistics in alone.terms.items():
             for key, value in statistics.items():
@@ -283,7 +283,7 @@ def test_out_of_memory_means_smaller_chunks_of_a_sweep_too(monkeypatch: pytest.M
         tasks = [prepare(network, sites([10] * 5), method="fedavg", seed=seed, **options) for seed in (0, 1)]
         *_, last = rounds_together(tasks, [task.begin() for task in tasks], [Memory() for _ in tasks])
         answers.append([entry[0].state.broadcast["model"].mean for entry in last])
-        assert tasks[0].engine.chunk == (2 if cramped else tasks[1].engine.chunk)
+        assert tasks[0].engine.widths["train"].chunk == (2 if cramped else tasks[1].engine.chunk)
     for plain, cramped in zip(*answers):
         torch.testing.assert_close(cramped, plain, rtol=1e-10, atol=1e-10)
 
@@ -302,13 +302,13 @@ def test_ghosts_fill_a_compiled_chunk_without_changing_the_sum() -> None:
     torch.manual_seed(3)
     network, data = NETWORKS["mlp"]().double(), sites([10] * 5)
     task = prepare(network, data, method="fedavg", rounds=1, engine="stacked")
-    order = task.open(task.begin())
-    plain = task.engine.train(order, Memory().get)
+    order = task.orders(task.begin())[-1]
+    plain = task.engine.run(task.program, order, Memory().get)
     task.engine.steps.mode = "as if compiled"
-    task.engine.chunk = 3
+    task.engine.bound(task.program, order).chunk = 3
     monkey = Steps("eager")
     task.engine.steps._run, task.engine.steps._step = monkey._run, monkey._step
-    ghosts = task.engine.train(order, Memory().get)
+    ghosts = task.engine.run(task.program, order, Memory().get)
     assert isinstance(task.engine, Stacked)
     torch.testing.assert_close(ghosts.terms["model"]["mean"], plain.terms["model"]["mean"], rtol=1e-12, atol=1e-12)
     assert ghosts.counted == plain.counted == 5
@@ -317,12 +317,11 @@ def test_ghosts_fill_a_compiled_chunk_without_changing_the_sum() -> None:
 def test_schedules_made_ahead_are_those_made_in_time() -> None:
     torch.manual_seed(3)
     task = prepare(NETWORKS["mlp"]().double(), sites(UNEQUAL), method="fedavg", rounds=2, cohort=3, engine="stacked")
-    in_time = {k: task.engine.schedule(1, k, 0) for k in range(5)}
-    task.engine.look_ahead(1)
-    ahead = dict(task.engine._ahead)
-    assert sorted(k for _, k, _ in ahead) == list(
-        task.open(task.begin()._replace(state=task.begin().state._replace(round=1))).cohort
-    )
+    bound = task.engine.bound(task.program, task.orders(task.begin())[-1])
+    in_time = {k: bound.schedule(1, k, 0) for k in range(5)}
+    bound.look_ahead(1)
+    ahead = dict(bound._ahead)
+    assert sorted(k for _, k, _ in ahead) == list(task.scheduler.cohort(1))
     for (_, k, _), one in ahead.items():
         assert torch.equal(one.rows, in_time[k].rows)
 
@@ -336,10 +335,10 @@ def test_an_evaluation_that_cannot_be_captured_runs_all_the_same_and_says_so_onc
     monkeypatch.setattr("fedbayes.engine.steps.Captured", broken)
     torch.manual_seed(3)
     task = prepare(NETWORKS["mlp"]().double(), sites(UNEQUAL), method="feduab", rounds=1, engine="stacked")
-    parts = task.begin().state.broadcast
-    plain = evaluate(task, parts)
+    state = task.begin().state
+    plain = evaluate(task, state)
     task.engine.steps.mode = "graph"
-    assert evaluate(task, parts) == evaluate(task, parts) == plain
+    assert evaluate(task, state) == evaluate(task, state) == plain
     assert task.engine.take_notes() == [
         "evaluation runs without a graph: operation not permitted when stream is capturing"
     ]
@@ -361,12 +360,12 @@ def test_a_graph_is_made_once_for_each_thing_that_is_evaluated(monkeypatch: pyte
     task = prepare(
         NETWORKS["mlp"]().double(), sites([20, 20]), method="feduab", rounds=3, engine="stacked", validation=0.2
     )
-    task.engine.steps.carry = partial(_as_graph, task.engine.steps, task.engine.steps.carry)
+    task = replace(task, carry=partial(_as_graph, task.engine.steps, task.carry))
     records = [record for _, record in rounds(task, task.begin(), Memory())]
     assert len(made) == 2, "one for the test set, one for the validation rows"
     assert len({record["test"]["nll"] for record in records}) == 3
     for progress, record in rounds(task, task.begin(), Memory()):
-        assert evaluate(task, progress.state.broadcast) == record["test"]
+        assert evaluate(task, progress.state) == record["test"]
     assert len(made) == 2
 
 
@@ -434,10 +433,10 @@ class TestOnACudaDevice:
         assert not [note for run in runs for note in notes_of(run)]
         task = runs[0].task
         for run in (*runs, *runs):
-            parts = run.progress.state.broadcast
-            captured = evaluate(task, parts)
+            state = run.progress.state
+            captured = evaluate(task, state)
             task.engine.steps.mode = "eager"
-            plain = evaluate(task, parts)
+            plain = evaluate(task, state)
             task.engine.steps.mode = "graph"
             assert captured == pytest.approx(plain, rel=1e-6)
             assert captured == pytest.approx(run.journal[-1]["test"], rel=1e-6)
@@ -468,7 +467,7 @@ class TestOnACudaDevice:
             runs.append(fit(NETWORKS["mlp"]().double(), sites(UNEQUAL), method=made, rounds=2, seed=4, **options))
         x = runs[0].task.clients.data.x[:40]
         there, here = (run.personal(1).as_run.predict(x).probs.cpu() for run in runs)
-        assert not runs[0].task.take_notes()
+        assert not runs[0].task.engine.take_notes()
         without = runs[1].refined("laplace").personal(1).as_run.predict(x).probs
         assert (there - here).abs().max() < 0.07 < (without - here).abs().max()
 

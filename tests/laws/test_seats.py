@@ -1,5 +1,6 @@
 """Seats for what comes between a client and the next broadcast: a transform, a rule that is no sum, a stage."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,12 +9,14 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.data import Clients, from_clients
-from fedbayes.federation.program import Context, Program, Stage, Transform
+from fedbayes.errors import InputError
+from fedbayes.federation.program import AT_SERVER, SERVER, Context, FederationState, Order, Program, Stage, Transform
 from fedbayes.federation.round import open_round
 from fedbayes.federation.rules import RULES, combining
+from fedbayes.federation.schedule import Scheduler
 from fedbayes.methods import Composed, Setting
 from fedbayes.posterior.values import Parts, Point
-from fedbayes.training.rounds import Run, prepare, train
+from fedbayes.training.rounds import Memory, Run, prepare, rounds, train
 
 ENGINES = ("loop", "stacked")
 FAST = {"epochs": 1, "batch": 4, "lr": 0.3}
@@ -35,7 +38,7 @@ def uploads() -> tuple[list[torch.Tensor], torch.Tensor]:
     """What each client sends in the first round, and the broadcast."""
     task = prepare(network(), clients(), method=fb.methods.fedavg(**FAST), rounds=1, engine="loop")
     order = open_round(task.program, task.begin().state, clients=3, cohort=3, seed=0)
-    sent = [task.engine.client(order, k, None)[0].parts["model"].mean for k in range(3)]
+    sent = [task.engine.client(task.program, order, k, None)[0].parts["model"].mean for k in range(3)]
     return sent, order.broadcast["model"].mean
 
 
@@ -130,3 +133,74 @@ def test_terms_of_two_versions_add_where_they_are_changes(name: str) -> None:
     total = rule.add(rule.encode(a, weights[0], old), rule.encode(b, weights[1], new))
     want = new.mean + (2 * (a.mean - old.mean) + 3 * (b.mean - new.mean)) / 5
     torch.testing.assert_close(rule.decode(total, new).mean, want)
+
+
+def stale(old: FederationState) -> Scheduler:
+    """Client 0 trains from the newest broadcast, clients 1 and 2 from one of an earlier version."""
+
+    def orders(program: Program, state: FederationState) -> tuple[Order, ...]:
+        options = program.options(state.round)
+        late = Order(state.round, (1, 2), (), old.broadcast, options, old.version)
+        return late, Order(state.round, (0,), (), state.broadcast, options, state.version)
+
+    return Scheduler("stale", orders, lambda number: (0, 1, 2))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_scheduler_may_close_a_round_on_orders_of_two_versions(engine: str) -> None:
+    task = prepare(network(), clients(), method=fb.methods.fedavg(**FAST), rounds=2, engine=engine)
+    begun = task.begin()
+    (first, _), *_ = rounds(replace(task, rounds=1), begun, Memory())
+    assert (begun.state.version, first.state.version) == (0, 1)
+    ((second, record),) = rounds(replace(task, scheduler=stale(begun.state)), first, Memory())
+    loop = prepare(network(), clients(), method=fb.methods.fedavg(**FAST), rounds=2, engine="loop")
+    late, new = stale(begun.state).orders(task.program, first.state)
+    sent = {k: loop.engine.client(loop.program, late, k, None)[0].parts["model"].mean for k in (1, 2)}
+    sent[0] = loop.engine.client(loop.program, new, 0, None)[0].parts["model"].mean
+    old, now = begun.state.broadcast["model"].mean, first.state.broadcast["model"].mean
+    want = now + (4 * (sent[0] - now) + 9 * (sent[1] - old) + 6 * (sent[2] - old)) / 19
+    torch.testing.assert_close(second.state.broadcast["model"].mean, want)
+    assert second.state.version == 2
+    assert record["train"]["loss"] > 0
+
+
+def test_versions_that_do_not_add_are_refused() -> None:
+    task = prepare(network(), clients(), method=fb.methods.fedvi(rule="conflation"), rounds=2, engine="loop")
+    begun = task.begin()
+    (first, _), *_ = rounds(replace(task, rounds=1), begun, Memory())
+    with pytest.raises(InputError, match="uploads of two versions can't be added: the rule of part 'model'"):
+        next(rounds(replace(task, scheduler=stale(begun.state)), first, Memory()))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stage_may_run_another_program_on_clients(engine: str) -> None:
+    """A second visit of the cohort, from the pooled posterior: its uploads are looked at, the posterior stays."""
+    norms: list[float] = []
+
+    def visit(program: Program) -> Stage:
+        alone = program._replace(pooling=program.pooling._replace(rules={}), stages=())
+
+        def apply(context: Context, state: Any, parts: Parts) -> tuple[Parts, Any, dict[str, float]]:
+            order = context.order._replace(broadcast=parts, purpose="visit")
+            uploads = context.engine.run(alone, order, context.own).uploads
+            norms.extend(float((u.parts["model"].mean - parts["model"].mean).norm()) for u in uploads)
+            return parts, state, {"visited": float(len(uploads))}
+
+        return Stage("visit", lambda parts: None, apply)
+
+    def compose(setting: Setting) -> Program:
+        program = fb.methods.fedavg(**FAST).build(setting)
+        return program._replace(stages=(*program.stages, visit(program)))
+
+    run = one_round(engine, Composed(program=compose))
+    assert run.journal[0]["visited"] == 3
+    assert all(norm > 0 for norm in norms)
+    plain = one_round(engine, fb.methods.fedavg(**FAST))
+    assert torch.equal(run.posterior.mean, plain.posterior.mean)
+
+
+def test_the_noise_of_an_order_begins_with_its_purpose() -> None:
+    order = Order(0, (0,), (), {}, {})
+    assert order.seed(5) == order._replace(cohort=(SERVER,), purpose=AT_SERVER).seed(5) == 5
+    others = {order._replace(purpose=purpose).seed(5) for purpose in ("personal", "gather", "statistics")}
+    assert len(others | {5}) == 4

@@ -88,7 +88,7 @@ def test_the_linear_model_after_one_round_is_the_closed_form():
     clients = fb.data.load("diabetes").split(fb.partition.iid(), clients=10, seed=0)
     method = fb.methods.fedag(predict="closed", epochs=5, lr=0.01)
     run = fit(nn.Linear(10, 1), clients, method=method, rounds=1)
-    uploads = run.progress.state.broadcast["members.model"].values.double()
+    uploads = run.progress.state.kept.members["model"].values.double()
     mean, variance = uploads.mean(0), uploads.var(0, correction=0)
     x = clients.data.prepare(clients.data.test_x)
     phi = torch.cat([x, torch.ones(len(x), 1)], 1)
@@ -173,12 +173,12 @@ def test_folds_trained_together_are_the_folds_trained_alone():
         *_, (progress, _) = rounds(task, task.begin(), Memory())
         alone.append(progress)
     many = tasks()
-    share_store([task.engine for task in many])
+    share_store([task.engine for task in many], [task.program for task in many])
     *_, made = rounds_together(many, [task.begin() for task in many], [Memory() for _ in many])
     for one, entry in zip(alone, made):
         together = entry[0]
-        for part in ("model", "noise"):
-            torch.testing.assert_close(one.state.broadcast[part].mean, together.state.broadcast[part].mean)
+        torch.testing.assert_close(one.state.broadcast["model"].mean, together.state.broadcast["model"].mean)
+        torch.testing.assert_close(one.state.kept.noise, together.state.kept.noise)
 
 
 def test_a_classification_is_an_ensemble_without_observation_noise():
@@ -228,11 +228,11 @@ def test_noise_is_fitted_beside_the_disagreement():
 
 def test_noise_is_learned_again_from_kept_networks():
     run = fit(mlp(), sites([8, 9, 10]), method=fb.methods.fedag(epochs=2), rounds=1)
-    kept = run.progress.state.broadcast
-    again = with_noise(run.task, {part: q for part, q in kept.items() if part != "noise"})
-    torch.testing.assert_close(again["noise"].mean, kept["noise"].mean)
-    assert isinstance(predicting(run.task.program, kept)["model"], fb.Draws)
-    assert "members.model" not in predicting(run.task.program, kept)
+    state = run.progress.state
+    again = with_noise(run.task, state._replace(kept=state.kept._replace(noise=None)))
+    torch.testing.assert_close(again.kept.noise, state.kept.noise)
+    assert isinstance(state.broadcast["model"], fb.Gaussian)
+    assert isinstance(predicting(run.task.program, state)["model"], fb.Draws)
 
 
 def test_wrong_options_are_named():
@@ -255,7 +255,7 @@ def test_a_run_that_is_stopped_between_evaluations_knows_its_noise():
     x = clients.data.test_x
     torch.testing.assert_close(stopped.predict(x).total, asked.predict(x).total)
     assert float(stopped.predict(x).aleatoric.max()) < 0.9
-    assert "noise" in stopped.progress.state.broadcast  # which a run folder keeps
+    assert stopped.progress.state.kept.noise is not None  # which a run folder keeps
 
 
 def test_members_of_a_sweep_that_are_stopped_know_their_noise():
@@ -266,7 +266,7 @@ def test_members_of_a_sweep_that_are_stopped_know_their_noise():
         for seed in (0, 1)
     ]  # fmt: skip
     *_, last = rounds_together(tasks, [t.begin() for t in tasks], [Memory() for _ in tasks])
-    assert all("noise" in progress.state.broadcast for progress, _ in last)
+    assert all(progress.state.kept.noise is not None for progress, _ in last)
 
 
 def test_a_last_round_that_nobody_answers_leaves_the_noise_of_those_who_did():
@@ -289,10 +289,10 @@ def test_the_noise_is_judged_on_the_rows_of_those_who_answered():
     """Two of four clients a round: their rows, and not those of clients 0 and 1."""
     run = fit(mlp(), sites([12, 9, 14, 11]), method=fb.methods.fedag(epochs=1), rounds=1, cohort=2, seed=1)
     state = run.progress.state
-    who = state.broadcast["who"].mean.tolist()
-    assert who != [0, 1]
-    again = with_noise(run.task, {p: q for p, q in state.broadcast.items() if "noise" not in p}, who)
-    torch.testing.assert_close(again["noise"].mean, run.parts["noise"].mean)
+    who = state.kept.who
+    assert who != (0, 1)
+    again = with_noise(run.task, state._replace(kept=state.kept._replace(noise=None)), who)
+    torch.testing.assert_close(again.kept.noise, run.parts["noise"].mean)
 
 
 @pytest.mark.parametrize("predict", ["bootstrap", "monte_carlo"])
@@ -301,7 +301,7 @@ def test_a_personal_model_has_the_noise_of_one_network(predict):
     clients = sites([10, 14, 12])
     method = fb.methods.fedag(epochs=2, lr=0.03, predict=predict, test_draws=30)
     run = fit(mlp(), clients, method=method, rounds=1)
-    members = run.progress.state.broadcast["members.model"].values
+    members = run.progress.state.kept.members["model"].values
     layout, network = run.posterior.layout, mlp()
     squares = []
     for k in range(3):

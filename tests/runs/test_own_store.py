@@ -192,4 +192,4 @@ def test_a_round_has_the_next_cohorts_rows_loaded():
     task = prepare(nn.Linear(3, 2), sites, method="pfedbayes", rounds=3, cohort=2, compile="off")
     records = list(rounds(task, task.begin(), Store()))
     assert len(records) == 3
-    assert Store.asked == [task.members_of(number) for number in (1, 2, 3)]
+    assert Store.asked == [task.scheduler.cohort(number) for number in (1, 2, 3)]

@@ -73,7 +73,7 @@ def test_the_order_of_the_cohort_does_not_matter(method):
     def uploads(order_of):
         task = prepare(_net(), _clients(), method=method_named(method, FAST), engine="loop")
         order = open_round(task.program, task.begin().state, clients=3, cohort=3, seed=0)
-        return {k: task.engine.client(order, k, None)[0].parts["model"] for k in order_of}
+        return {k: task.engine.client(task.program, order, k, None)[0].parts["model"] for k in order_of}
 
     first, last = uploads([0, 1, 2]), uploads([2, 0, 1])
     for k in range(3):
@@ -86,7 +86,7 @@ def test_a_client_does_the_same_whoever_else_is_in_the_cohort():
     alone = fb.fit(_net(), fb.data.from_clients(pairs[:1], classes=3), method=method, rounds=1, engine="loop")
     task = prepare(_net(), fb.data.from_clients(pairs, classes=3), method=method, engine="loop")
     order = open_round(task.program, task.begin().state, clients=2, cohort=2, seed=0)
-    upload = task.engine.client(order, 0, None)[0].parts["model"].mean
+    upload = task.engine.client(task.program, order, 0, None)[0].parts["model"].mean
     torch.testing.assert_close(alone.posterior.mean, upload, rtol=1e-6, atol=1e-7)
 
 
@@ -170,7 +170,7 @@ def test_attention_dropout_does_not_depend_on_who_came_first():
         torch.manual_seed(0)
         task = prepare(Encoder(), _tokens(), method=fedavg(**FAST), engine="loop")
         order = open_round(task.program, task.begin().state, clients=3, cohort=3, seed=0)
-        return {k: task.engine.client(order, k, None)[0].parts["model"].mean for k in order_of}
+        return {k: task.engine.client(task.program, order, k, None)[0].parts["model"].mean for k in order_of}
 
     first, last = uploads([0, 1, 2]), uploads([2, 0, 1])
     assert all(torch.equal(first[k], last[k]) for k in range(3))

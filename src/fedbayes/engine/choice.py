@@ -13,15 +13,14 @@ from torch import Tensor
 
 from fedbayes.engine.batches import steps_in_epoch
 from fedbayes.engine.fast.rowwise import compiler
-from fedbayes.engine.loop import Loop, Store
+from fedbayes.engine.loop import Loop
 from fedbayes.engine.stacked import Stacked
 from fedbayes.engine.steps import BY_HAND, ROWWISE, Steps
-from fedbayes.errors import InputError, unknown
-from fedbayes.federation.program import Program
+from fedbayes.errors import InputError
+from fedbayes.federation.program import Engine, Program, Store
 from fedbayes.model.model import Model
 from fedbayes.noise import Tape
 
-ENGINES: dict[str, Any] = {"auto": None, "loop": Loop, "stacked": Stacked}
 COMPILE: dict[str, str | None] = {"auto": None, "off": "eager", "on": "compiled", "graph": "graph"}
 
 # Compiling takes about half a minute; a stacked step saves 1 to 10 ms by it. So it pays from some 10^4 steps on.
@@ -44,22 +43,18 @@ def choose(
     size: int,
     chunk: int | None = None,
     cohorts: Callable[[int], Sequence[int]] | None = None,
-) -> tuple[Any, str]:
+) -> tuple[Engine, str]:
     """An engine for a run, and one line that says which and why. `size` is the rows of a typical client.
 
     `chunk` is how many clients are trained side by side; by default what fits, and is fast on this device.
     The choice depends on nothing measured, so that a run and its resumption make the same one.
     """
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
-    if compile not in COMPILE:
-        raise unknown("compile", compile, COMPILE)
     device = store.x.device.type
     steps = rounds * sum(steps_in_epoch(size, phase) * phase.epochs for phase in program.client.phases)
     if engine == "loop":
         if chunk is not None and chunk > 1:
             raise InputError(f"at_once: the loop engine trains one client at a time, not {chunk}; use engine='stacked'")
-        return Loop(program, store, seed=seed), "engine loop, as asked"
+        return Loop(store, seed=seed), "engine loop, as asked"
     mode, why = _mode(compile, device, steps)
     phases, workers, asked = program.client.phases, 0, chunk
     if device == "cpu":
@@ -78,13 +73,22 @@ def choose(
                 mode, why = "eager", "a chain of convolutions, its gradient by hand"
             if not workers and mode == "eager":
                 how = f"{why}; convolutions run client by client on a CPU"
-                return Loop(program, store, seed=seed), f"engine loop: {how}"
+                return Loop(store, seed=seed), f"engine loop: {how}"
             few = "client by client" if chunk == 1 else f"{chunk} clients at once"
             why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
     if asked is not None:
         why += f"; {asked} client{'s' * (asked > 1)} at once, as asked"
-    made = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode), cohorts=cohorts, workers=workers)
-    return made, f"engine stacked, steps {mode}: {why}"
+    chosen = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode), cohorts=cohorts, workers=workers)
+    return chosen, f"engine stacked, steps {mode}: {why}"
+
+
+# f(inputs), which stays on the device and is asked for again under a key.
+Carry = Callable[[tuple[Any, ...], Callable[[Any], Any], Any], Any]
+
+
+def carry_of(engine: Engine) -> Carry:
+    """How evaluations are run: as a graph where the steps of training are one, else each time anew."""
+    return engine.steps.carry if isinstance(engine, Stacked) else lambda key, f, inputs: f(inputs)
 
 
 def _is_small(program: Program) -> bool:

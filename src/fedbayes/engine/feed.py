@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Batch, Info
+from fedbayes.engine.bound import Bound
 from fedbayes.engine.outcomes import Seat
 from fedbayes.engine.steps import Table
 from fedbayes.federation.program import Order
 from fedbayes.noise import Tape, normals
 
 
-def table_of(engines: Sequence[Any], orders: Sequence[Order], seats: list[Seat], place: int) -> Table:
+def table_of(bounds: Sequence[Bound], orders: Sequence[Order], seats: list[Seat], place: int) -> Table:
     """The schedules that the loop engine would use, padded to the steps of the longest."""
-    phase = engines[0].program.client.phases[place]
-    made = [engines[s.member].schedule(orders[s.member].round, s.client, place) for s in seats]
+    phase = bounds[0].program.client.phases[place]
+    made = [bounds[s.member].schedule(orders[s.member].round, s.client, place) for s in seats]
     lengths = {len(one.rows) for one in made}
     if len(lengths) == 1 and not any(seat.ghost or one.live is not None for seat, one in zip(seats, made)):
         return Table(torch.stack([one.rows for one in made], 1), None)
@@ -31,9 +32,9 @@ def table_of(engines: Sequence[Any], orders: Sequence[Order], seats: list[Seat],
     return Table(rows, live)
 
 
-def count_normals(engine: Any, place: int, state: Any, table: Table, info: Info) -> int:
+def count_normals(bound: Bound, place: int, state: Any, table: Table, info: Info) -> int:
     """How many normals a step reads, by a dry run of one client."""
-    phase, store, tape = engine.program.client.phases[place], engine.store, Tape()
+    phase, store, tape = bound.program.client.phases[place], bound.store, Tape()
     at = torch.zeros((), dtype=torch.int64, device=store.x.device)
     made = tuple(Batch(store.x[r], store.y[r], None, at) for r in table.rows[0, 0].to(store.x.device))
     with torch.random.fork_rng(devices=[]):  # a dry run must leave no trace in what follows
@@ -42,15 +43,15 @@ def count_normals(engine: Any, place: int, state: Any, table: Table, info: Info)
 
 
 def noise_of(
-    engines: Sequence[Any], orders: Sequence[Order], seats: list[Seat], place: int, count: int
+    bounds: Sequence[Bound], orders: Sequence[Order], seats: list[Seat], place: int, count: int
 ) -> Callable[[int, int], Tensor]:
-    """The normals [steps, clients, count] from a step on: by address on the CPU; on a GPU equal in law only."""
-    device = engines[0].store.x.device
+    """The normals [steps, clients, count] from a step on: by address on a CPU, other draws of the same law on a GPU."""
+    device = bounds[0].store.x.device
     if device.type == "cuda":
         return lambda first, steps: torch.randn(steps, len(seats), count, device=device)
     if not count:
         return lambda first, steps: torch.zeros(steps, len(seats), 0)
-    at = [(engines[s.member].seed, orders[s.member].round, s.client, place) for s in seats]
+    at = [(bounds[s.member].seed, orders[s.member].round, s.client, place) for s in seats]
 
     def drawn(first: int, steps: int) -> Tensor:
         made = [normals(count, *where, s, "noise") for s in range(first, first + steps) for where in at]

@@ -104,8 +104,8 @@ def _sum(program: Program, terms: Terms) -> Terms:
 class Tally:
     """What a member's clients have brought so far; the sum is in the memory of one, however many chunks there are."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, version: int) -> None:
+        self.program, self.version = program, version
         self.terms: Terms | None = None
         self.chunks: list[Outcome] = []  # without their terms
 
@@ -121,9 +121,10 @@ class Tally:
         names = {name for o in chunks for name in o.metrics}
         return Outcome(
             self.terms,
-            sorted((u for o in chunks for u in o.uploads), key=lambda u: u.client),
+            sorted((u._replace(version=self.version) for o in chunks for u in o.uploads), key=lambda u: u.client),
             dict(sorted((k, own) for o in chunks for k, own in o.own.items())),
             dict(sorted((k, why) for o in chunks for k, why in o.left_out.items())),
             {name: sum(o.metrics.get(name, 0.0) for o in chunks) for name in sorted(names)},
             sum(o.counted for o in chunks),
+            self.version,
         )

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Protocol
 
 import torch
 
-from fedbayes.engine.loop import Store
+from fedbayes.federation.program import Program, Store
 
 
-def share_store(engines: Sequence[Any]) -> None:
+class HasStore(Protocol):
+    """An engine, for its data."""
+
+    store: Store
+
+
+def share_store(engines: Sequence[HasStore], programs: Sequence[Program]) -> None:
     """Let the engines read one store, their rows one after another in it; those that share one already keep it.
 
     Which rows a step reads does not depend on it: they are shuffled by their place, not by their number.
     """
-    if any(e.program.model.prepare != engines[0].program.model.prepare for e in engines):
+    if any(program.model.prepare != programs[0].model.prepare for program in programs):
         raise ValueError("these federations prepare their inputs in different ways: give them data.as_seen()")
     stores = {id(e.store.x): e.store for e in engines}
     if len(stores) == 1:

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedbayes.clients.client import Batch, Info, Phase, only_if
 from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.fast import dense, rowwise
-from fedbayes.engine.loop import Store
 from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined
+from fedbayes.federation.program import Store
 from fedbayes.model.convolution import stacked
 from fedbayes.noise import Tape
 

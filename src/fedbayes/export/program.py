@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.export.plain import plain_file
-from fedbayes.federation.program import NOISE_PART
+from fedbayes.federation.kept import NOISE_PART
 from fedbayes.files import write_atomically
 from fedbayes.model.model import Model
 from fedbayes.model.predictive import draw_weights

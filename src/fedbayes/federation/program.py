@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedbayes.clients.client import Client
+from fedbayes.clients.client import Client, Own
+from fedbayes.federation.kept import Kept
 from fedbayes.federation.rules import Rule, Statistics
 from fedbayes.federation.weighting import Weighting
 from fedbayes.model.model import Model
+from fedbayes.noise import address
 from fedbayes.posterior.values import Parts
 
 SERVER = -1  # the server's number where it trains on data of its own
@@ -25,10 +27,10 @@ NOISE = {
     "calibrated": "as heldout, and a factor on the networks' disagreement beside the noise",
 }
 BY_MEMBERS = ("own", "train", "heldout", "calibrated")  # judged by the networks of the cohort
-MEMBERS = "members."  # before a part's name: the cohort's uploads of it, kept as Draws
-# Kept for prediction only, beside what is broadcast: the noise of the predictor, that of one network by itself (a
-# personal model), and the numbers of the clients whose uploads are kept.
-NOISE_PART, LONE_NOISE, WHO = "noise", "lone_noise", "who"
+# What an order is for. The address of its noise begins with the purpose, but for training and the server's own.
+TRAIN, PERSONAL, GATHER, STATISTICS, AT_SERVER = "train", "personal", "gather", "statistics", "server"
+PURPOSES = (TRAIN, PERSONAL, GATHER, STATISTICS, AT_SERVER)
+OwnState = Callable[[int], Own | None]  # what a client keeps; None: it never took part before
 
 
 class Order(NamedTuple):
@@ -39,6 +41,12 @@ class Order(NamedTuple):
     dropped: tuple[int, ...]  # asked, but simulated as gone
     broadcast: Parts
     options: Mapping[str, float]
+    version: int = 0  # of the broadcast: how often the posterior had changed
+    purpose: str = TRAIN
+
+    def seed(self, seed: int) -> int:
+        """The first part of the address of its noise, of that of the run."""
+        return seed if self.purpose in (TRAIN, AT_SERVER) else address(seed, self.purpose)
 
 
 class Contribution(NamedTuple):
@@ -47,6 +55,7 @@ class Contribution(NamedTuple):
     client: int
     parts: Parts
     n: Tensor
+    version: int = 0  # of the broadcast that it trained from
 
 
 class Outcome(NamedTuple):
@@ -58,6 +67,7 @@ class Outcome(NamedTuple):
     left_out: dict[int, str]  # clients whose term was refused, and why
     metrics: dict[str, float]  # sums over the contributing clients
     counted: int  # how many clients contributed
+    version: int = 0  # of the broadcast that they trained from; of several, the oldest
 
 
 class Gather(NamedTuple):
@@ -109,21 +119,57 @@ class Personal(NamedTuple):
     most: int = 0  # rows of the largest client that its clients' caches have room for; 0: they cache nothing
 
 
-class Server(NamedTuple):
-    """What the server does with rows and networks of its own."""
+class Store(NamedTuple):
+    """Data on a device, held once, and the rows of each client; beside them the server's own."""
 
-    client: Client | None = None  # trains on the server's data after the pooling
-    # What it trains towards on unlabelled inputs [N, ...], made of the cohort's uploads (parts `members.*`) and noise
-    # of an address; without, the data's own targets.
-    targets: Callable[[Parts, Tensor, tuple[int | str, ...]], Tensor] | None = None
-    norm_passes: int = 0  # over the cohort's rows, to take BatchNorm's statistics again of the pooled network
+    x: Tensor
+    y: Tensor
+    rows: Callable[[int], Tensor]
+    server: Store | None = None
+
+    def of(self, order: Order) -> Store:
+        """The data that an order is about: the clients', or the server's."""
+        if order.cohort != (SERVER,):
+            return self
+        assert self.server is not None
+        return self.server
+
+
+def nothing() -> None:
+    """What is called after a client where nobody looks."""
+
+
+class Engine(Protocol):
+    """Carries an order of a program to clients, and brings back what they made of it.
+
+    The clients of a round, personal models, statistics taken again and the server's own training all go through `run`.
+    """
+
+    seed: int  # the first part of the address of all noise
+    store: Store  # the data at hand
+
+    def run(self, program: Program, order: Order, own: OwnState, after: Callable[[], None] = nothing) -> Outcome:
+        """Let each client of the order contribute; `after` is called when a client is done."""
+
+    def take_notes(self) -> list[str]:
+        """What there is to say since this was last asked, such as a fallback that was taken."""
 
 
 class Context(NamedTuple):
-    """What a stage may look at: the broadcast of the round, its options, and who contributed what."""
+    """What a stage may look at and ask for: the round, who contributed what, and the engine that runs clients."""
 
+    program: Program
     order: Order
     outcome: Outcome
+    engine: Engine
+    own: OwnState  # as the clients have it after the round
+
+
+class ServerData(NamedTuple):
+    """What a stage needs at the server: so many inputs at least, and targets like these for them."""
+
+    least: int
+    targets: Callable[[Tensor, int], Tensor] | None = None  # zeros for inputs and a seed; None: rows with labels
 
 
 class Stage(NamedTuple):
@@ -136,6 +182,8 @@ class Stage(NamedTuple):
     name: str
     init: Callable[[Parts], Any]
     apply: Callable[[Context, Any, Parts], tuple[Parts, Any, dict[str, float]]]
+    uploads: bool = False  # whether it looks at every upload
+    server: ServerData | None = None  # data that it trains on at the server
 
 
 class Program(NamedTuple):
@@ -149,7 +197,6 @@ class Program(NamedTuple):
     stages: tuple[Stage, ...] = ()  # what the server does after pooling, in order
     prediction: Prediction = Prediction()
     personal: Personal = Personal()
-    server: Server = Server()
     # What clients read beside the broadcast that the seed, the network or an option decides, by name. A client closes
     # over none of it: members of a sweep share one client. Frozen weights of `model` need not be named.
     constants: Mapping[str, Any] = {}
@@ -170,7 +217,8 @@ class Program(NamedTuple):
         judged = self.prediction.members or self.prediction.noise in BY_MEMBERS
         compared = self.pooling.weighting.compare is not None
         combined = any(rule.combine is not None for rule in self.pooling.rules.values())
-        return judged or compared or combined or self.server.targets is not None
+        looked_at = any(stage.uploads for stage in self.stages)
+        return judged or compared or combined or looked_at or not self.pooling.rules
 
 
 class FederationState(NamedTuple):
@@ -179,3 +227,5 @@ class FederationState(NamedTuple):
     round: int  # rounds closed so far
     broadcast: Parts
     stages: Mapping[str, Any] = {}  # the state of each stage, by its name
+    kept: Kept = Kept()  # what predicts beside the broadcast
+    version: int = 0  # of the broadcast: how often the posterior has changed

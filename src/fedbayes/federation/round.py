@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 
 import torch
@@ -12,12 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from fedbayes.clients.client import Info, Upload
 from fedbayes.errors import InputError
+from fedbayes.federation.kept import NOISE_PART, Kept
 from fedbayes.federation.program import (
     BY_MEMBERS,
-    LONE_NOISE,
-    MEMBERS,
-    NOISE_PART,
-    WHO,
     Context,
     Contribution,
     FederationState,
@@ -27,12 +24,10 @@ from fedbayes.federation.program import (
     Terms,
 )
 from fedbayes.federation.rules import RULES, Rule, added, largest
-from fedbayes.federation.weighting import WEIGHTINGS
-from fedbayes.model.gradient import still
 from fedbayes.model.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.posterior.lowrank import mean_covariance
-from fedbayes.posterior.values import Draws, LowRank, Parts, Point, scales
+from fedbayes.posterior.values import Draws, LowRank, Parts, Point, Posterior, flatten_parts, scales
 
 
 def static_rules(model: Model) -> dict[str, Rule]:
@@ -52,12 +47,7 @@ def open_round(
     """Choose the cohort of the next round by its address, drop a share of it, and fix the round's options."""
     number = state.round
     staying, gone = cohort_of(number, clients=clients, cohort=cohort, seed=seed, dropout=dropout)
-    return Order(number, staying, gone, broadcast_of(program, state), program.options(number))
-
-
-def broadcast_of(program: Program, state: FederationState) -> Parts:
-    """What clients receive: the state's parts without what is kept beside them for prediction."""
-    return {part: q for part, q in state.broadcast.items() if part in program.initial}
+    return Order(number, staying, gone, state.broadcast, program.options(number), state.version)
 
 
 def cohort_of(
@@ -108,44 +98,20 @@ def through_channel(program: Program, parts: Parts, reference: Parts) -> Parts:
 
 def at_home(program: Program) -> Program:
     """The program by which clients make their personal models: nothing is pooled, every upload is kept."""
-    return program._replace(
-        client=program.tuned,
-        pooling=program.pooling._replace(rules={}, channel=()),
-        prediction=program.prediction._replace(members=True),
-    )
+    return program._replace(client=program.tuned, pooling=program.pooling._replace(rules={}, channel=()), stages=())
 
 
 def gathering(program: Program) -> Program | None:
     """The program by which clients send what personal models need of one another; None: nothing."""
-    if program.personal.gather is None:
+    gather = program.personal.gather
+    if gather is None:
         return None
-    made = program.personal.gather
     return program._replace(
-        client=made.client,
-        initial={**program.initial, **made.initial},
-        pooling=program.pooling._replace(rules=made.rules, reference=made.reference, channel=()),
-        prediction=program.prediction._replace(members=False),
-    )
-
-
-def restating(program: Program) -> Program | None:
-    """The program by which a cohort takes BatchNorm's statistics of the pooled network; None: they are averaged.
-
-    Clients take the steps they have without gradients, at rate 0, and only the statistics are pooled.
-    """
-    if not program.server.norm_passes:
-        return None
-    rules = {part: rule for part, rule in program.pooling.rules.items() if is_static(part)}
-    if not rules:
-        raise InputError("norm_passes: the network shares no statistics such as BatchNorm's; set it to 0")
-    passes = program.server.norm_passes
-    phases = tuple(phase._replace(step=still(phase.step), epochs=passes) for phase in program.client.phases)
-    return program._replace(
-        client=program.client._replace(phases=phases),
-        pooling=program.pooling._replace(rules=rules, weighting=WEIGHTINGS["size"], channel=()),
-        options=lambda number: {**program.options(number), "lr": 0.0},
+        client=gather.client,
+        initial={**program.initial, **gather.initial},
+        pooling=program.pooling._replace(rules=gather.rules, reference=gather.reference, channel=()),
         stages=(),
-        prediction=program.prediction._replace(members=False, noise="likelihood"),
+        prediction=program.prediction._replace(members=False),
     )
 
 
@@ -161,23 +127,49 @@ def add_terms(program: Program, terms: Iterable[Terms], total: Terms | None = No
     return total
 
 
-def close_round(
-    program: Program, state: FederationState, order: Order, outcome: Outcome
-) -> tuple[FederationState, dict[str, float]]:
+def merged(program: Program, outcomes: Sequence[Outcome]) -> Outcome:
+    """What the clients of several orders brought, as one outcome.
+
+    Orders of different versions add only where all terms are changes from the broadcast that a client trained from.
+    """
+    if len(outcomes) == 1:
+        return outcomes[0]
+    stale = len({outcome.version for outcome in outcomes if outcome.counted}) > 1
+    fixed = [part for part, rule in program.pooling.rules.items() if not (rule.change or is_static(part))]
+    if stale and fixed:
+        raise InputError(f"uploads of two versions can't be added: the rule of part {fixed[0]!r} adds no changes")
+    total = None
+    for outcome in outcomes:
+        total = total if outcome.terms is None else add_terms(program, [outcome.terms], total)
+    names = {name for outcome in outcomes for name in outcome.metrics}
+    return Outcome(
+        total,
+        [upload for outcome in outcomes for upload in outcome.uploads],
+        {k: own for outcome in outcomes for k, own in outcome.own.items()},
+        {k: why for outcome in outcomes for k, why in outcome.left_out.items()},
+        {name: sum(outcome.metrics.get(name, 0.0) for outcome in outcomes) for name in sorted(names)},
+        sum(outcome.counted for outcome in outcomes),
+        min(outcome.version for outcome in outcomes),
+    )
+
+
+def close_round(context: Context, state: FederationState) -> tuple[FederationState, dict[str, float]]:
     """The state after a round, and numbers to report of it. Without any contribution the posterior stays.
 
     The uploads are pooled, then the program's stages follow in turn.
     """
+    program, outcome = context.program, context.outcome
     if not outcome.counted:
         return state._replace(round=state.round + 1), {}
-    parts, report = pooled(program, order, outcome)
-    states, context = dict(state.stages), Context(order, outcome)
+    parts, report = pooled(program, context.order, outcome)
+    states = dict(state.stages)
     for stage in program.stages:
         parts, states[stage.name], more = stage.apply(context, states[stage.name], parts)
         report |= more
+    kept = Kept()
     if program.prediction.members or program.prediction.noise in BY_MEMBERS:
-        parts |= gathered(program, parts, outcome.uploads)
-    return FederationState(state.round + 1, parts, states), report
+        kept = Kept(ensemble_of(program, parts, outcome.uploads), tuple(u.client for u in outcome.uploads))
+    return FederationState(state.round + 1, parts, states, kept, state.version + 1), report
 
 
 def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, float]]:
@@ -223,38 +215,36 @@ def _terms_of(
     return add_terms(program, map(term, uploads, weights)) if uploads else None
 
 
-def gathered(program: Program, pooled: Parts, uploads: Sequence[Contribution]) -> Parts:
-    """The cohort's uploads as one ensemble for each part, under names of their own.
+def ensemble_of(program: Program, parts: Parts, uploads: Sequence[Contribution]) -> Parts:
+    """The cohort's uploads as one ensemble for each part.
 
     Normals with a covariance become one, about the pooled mean, with the mean of their covariances by size.
     """
-    if isinstance(uploads[0].parts[program.prediction.part], LowRank):
+    part = program.prediction.part
+    if isinstance(uploads[0].parts[part], LowRank):
         sizes = torch.stack([u.n for u in uploads]).double()
-        low = [q for u in uploads if isinstance(q := u.parts[program.prediction.part], LowRank)]
-        return {MEMBERS + program.prediction.part: mean_covariance(pooled[program.prediction.part].mean, low, sizes)}
-    kept: Parts = {
-        MEMBERS + part: Draws(torch.stack([u.parts[part].mean for u in uploads]), program.initial[part].layout)
+        low = [q for u in uploads if isinstance(q := u.parts[part], LowRank)]
+        return {part: mean_covariance(parts[part].mean, low, sizes)}
+    return {
+        part: Draws(torch.stack([u.parts[part].mean for u in uploads]), program.initial[part].layout)
         for part in program.pooling.rules
         if program.initial[part].mean.is_floating_point()  # counters are no one's own
     }
-    if program.prediction.noise in BY_MEMBERS:  # which is judged on the rows of those who sent them
-        kept[WHO] = Point(torch.tensor([u.client for u in uploads], device=pooled[program.prediction.part].mean.device))
-    return kept
 
 
-def beside(part: str) -> bool:
-    """Whether a part is kept for prediction only, beside what is broadcast."""
-    return part in (NOISE_PART, LONE_NOISE, WHO) or part.startswith(MEMBERS)
-
-
-def predicting(program: Program, parts: Parts) -> Parts:
+def predicting(program: Program, state: FederationState) -> Parts:
     """The parts that predict: the kept uploads instead of the pooled posterior where the program says so."""
-    own = program.prediction.parts({part: q for part, q in parts.items() if not beside(part) or part == NOISE_PART})
+    parts = program.prediction.parts(dict(state.broadcast))
+    if state.kept.noise is not None:
+        parts[NOISE_PART] = Point(state.kept.noise)
     if program.prediction.noise == "none" and program.model.likelihood.kind == "real":
-        own[NOISE_PART] = Point(torch.tensor([0.0, 1.0]))
-    if not program.prediction.members:
-        return own
-    return own | {part.removeprefix(MEMBERS): q for part, q in parts.items() if part.startswith(MEMBERS)}
+        parts[NOISE_PART] = Point(torch.tensor([0.0, 1.0]))
+    return parts | state.kept.members if program.prediction.members else parts
+
+
+def message_bytes(parts: Mapping[str, Posterior]) -> int:
+    """Bytes of a broadcast, or of an upload, in the dtypes it is held in."""
+    return sum(t.numel() * t.element_size() for t in flatten_parts(parts)[0].values())
 
 
 def cohort_size(cohort: int | float | None, clients: int) -> int:

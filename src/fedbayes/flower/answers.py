@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.federation.program import LONE_NOISE, MEMBERS, NOISE_PART, FederationState, Program
+from fedbayes.federation.kept import MEMBERS, NOISE_PART, apart
+from fedbayes.federation.program import FederationState, Program
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.node import EVALUATE, QUERY, REFINE, SECURE, TRAIN, Node
 from fedbayes.flower.wire import Coding, Letter, Refused, check_head, read, write
@@ -54,7 +55,9 @@ def evaluate(node: Node, letter: Letter, kept: Kept) -> Letter:
     if not len(rows):
         raise Refused("it has no test rows")
     with quick_cpu(), tensor_cores(task.precision):
-        sums = score_sums(task, parts, data.test_x[rows], data.test_y[rows], "test")
+        broadcast, beside = apart(parts)
+        state = FederationState(head["round"], broadcast, kept=beside)
+        sums = score_sums(task, state, data.test_x[rows], data.test_y[rows], "test")
     return Letter(node.reply(letter), {name: t.double().cpu().numpy() for name, t in sums.items()})
 
 
@@ -62,14 +65,14 @@ def refine(node: Node, letter: Letter, kept: Kept) -> Letter:
     """Sums of the personal model's scores over the client's test rows; what the client keeps is not changed."""
     task, head = node.task, letter.head
     like = predicting_like(task.program, 0, head["noise"])
-    broadcast = read(letter.arrays, like, Coding(head["dtype"], head["delta"]), what="broadcast")
-    if NOISE_PART in broadcast:
-        broadcast[LONE_NOISE] = broadcast.pop(NOISE_PART)
+    broadcast, beside = apart(read(letter.arrays, like, Coding(head["dtype"], head["delta"]), what="broadcast"))
+    # Its noise is that of one network by itself, which a personal model is.
+    state = FederationState(head["round"], broadcast, kept=beside._replace(noise=None, lone_noise=beside.noise))
     try:
         own = kept.after(head["counted"], task.device)
     except Lost as error:
         raise Refused("it has lost its own state") from error
-    here = Federation(task, FederationState(head["round"], broadcast), lambda client: own)
+    here = Federation(task, state, lambda client: own)
     for _, _, sums in personal_sums([here], [node.client]):
         return Letter(node.reply(letter), {name: t.double().cpu().numpy() for name, t in sums.items()})
     raise Refused("it has no test rows, or its personal model is not finite")

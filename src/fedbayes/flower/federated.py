@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from fedbayes.engine.choice import carry_of
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.experiments.keys import FLOWER
-from fedbayes.federation.program import BY_MEMBERS, Program
+from fedbayes.federation.program import BY_MEMBERS, STATISTICS, Program
 from fedbayes.flower.measured import Deadline, Measured
 from fedbayes.flower.places import Places
 from fedbayes.flower.post import Post
@@ -64,7 +65,7 @@ def federated(post: Post) -> Carrier:
             raise InputError('noise: the server has no rows to judge it by; set noise = "likelihood" or "none"')
         if task.program.personal.gather is not None:
             raise InputError('laplace: on Flower posteriors travel with the rounds; set laplace = "every"')
-        if task.restate is not None:
+        if any(stage.name == STATISTICS for stage in task.program.stages):
             raise InputError("norm_passes: on Flower a round is one exchange; set it to 0")
         if settings.secure:
             check_sums(experiment.method, task.program)
@@ -79,21 +80,23 @@ def federated(post: Post) -> Carrier:
             rolls.append(Roll(measured, head, task.clients.sizes.tolist(), settings, Places(settings.places)))
         rolls[0].places.keep_in(folder)
         engine = Remote(task, rolls[0], settings, head)
-        return replace(task, engine=engine, choice="engine flower: clients elsewhere", elsewhere=engine.personal)
+        choice = "engine flower: clients elsewhere"
+        return replace(task, engine=engine, carry=carry_of(engine), choice=choice, elsewhere=engine.personal)
 
     return Carrier(bind, _rounds)
 
 
 def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], None]) -> Iterator[Step]:
     """Rounds whose records say what really moved, and how the posterior does on the clients' own test rows."""
-    engine: Remote = task.engine
+    engine = task.engine
+    assert isinstance(engine, Remote)
     asks = engine.settings.client_scores
     if asks is None:
         asks = not len(task.clients.data.test_x)
     for made, record in rounds(task, progress, own, after):
         if asks and task.program.prediction.whole and "test" in record:
             started = time.perf_counter()
-            scores = engine.scores(made.state.broadcast, made.state.round)
+            scores = engine.scores(made.state)
             record["test_clients" if record["test"] else "test"] = scores
             record["seconds"] += time.perf_counter() - started
         names = task.clients.names

@@ -10,7 +10,7 @@ import torch
 
 from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.engine.loop import LEFT_OUT
+from fedbayes.engine.loop import LEFT_OUT, Loop
 from fedbayes.errors import InputError
 from fedbayes.experiments.build import build, keeps_apart, side_of
 from fedbayes.experiments.experiment import Experiment, from_toml, to_toml
@@ -63,7 +63,8 @@ class Node:
             lost = True
         order = Order(number, (self.client,), (), broadcast, program.options(number))
         with quick_cpu(), tensor_cores(task.precision):
-            upload, info = task.engine.client(order, self.client, own)
+            assert isinstance(task.engine, Loop)  # which stands on each machine
+            upload, info = task.engine.client(program, order, self.client, own)
         # The client looks itself: what is not finite need not travel, and its own state stays as it was.
         _, finite = contribute(program, upload, info, torch.ones((), dtype=torch.float64))
         if not bool(finite):

@@ -6,13 +6,15 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fedbayes.clients.client import Client, Own, Upload
-from fedbayes.engine.loop import Loop, OwnState
+from fedbayes.clients.client import Own
+from fedbayes.engine.loop import Loop
 from fedbayes.errors import InputError
-from fedbayes.federation.program import LONE_NOISE, MEMBERS, NOISE_PART, WHO, FederationState, Order, Outcome
-from fedbayes.federation.round import broadcast_of, drawn
+from fedbayes.federation.kept import NOISE_PART
+from fedbayes.federation.program import SERVER, TRAIN, FederationState, Order, Outcome, OwnState, Program, nothing
+from fedbayes.federation.round import drawn
 from fedbayes.flower.border import Form, Refusal, guarded, opened, reply_of, scores_of
-from fedbayes.flower.node import EVALUATE, REFINE, TRAIN
+from fedbayes.flower.node import EVALUATE, REFINE
+from fedbayes.flower.node import TRAIN as ASK
 from fedbayes.flower.post import Answer, exchange
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings
@@ -22,8 +24,8 @@ from fedbayes.flower.wire import Head, Letter, write
 from fedbayes.posterior.values import Draws, Parts
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
-from fedbayes.training.personal import Federation
-from fedbayes.training.rounds import Task
+from fedbayes.training.personal import noise_of_one
+from fedbayes.training.task import Federation, Task
 
 
 class Remote:
@@ -34,14 +36,19 @@ class Remote:
     def __init__(self, task: Task, roll: Roll, settings: Settings, head: Head) -> None:
         self.task, self.roll, self.settings, self.head = task, roll, settings, head
         self.program = task.program
-        self.local = Loop(task.program, task.engine.store, seed=task.seed)
+        self.seed, self.store = task.seed, task.engine.store
+        self.local = Loop(self.store, seed=self.seed)  # the server's own training
         self.bytes = {"bytes_down": 0, "bytes_up": 0}
         self.notes: list[str] = []
         self.took_part: list[int] = []  # whose uploads the last round's sum is of
         self.begun = False
 
-    def train(self, order: Order, own: OwnState, after: Callable[[], None] = lambda: None) -> Outcome:
+    def run(self, program: Program, order: Order, own: OwnState, after: Callable[[], None] = nothing) -> Outcome:
         """Ask the cohort, refuse what can't be used, and close on the rest once enough have answered."""
+        if order.cohort == (SERVER,):
+            return self.local.run(program, order, own, after)
+        if order.purpose != TRAIN:
+            raise InputError(f"{order.purpose}: on Flower clients run the rounds of training and nothing beside them")
         if self.settings.secure:
             return self._secure(order, own, after)
         least = min(self.settings.min_clients, len(order.cohort))  # of a cohort that was made to drop out, who is left
@@ -113,14 +120,6 @@ class Remote:
             "The rounds before it are kept: start the run again into the same folder when the nodes are back"
         )
 
-    def server(self, client: Client, state: FederationState, options: Mapping[str, float]) -> Upload:
-        """The server's own training, on the server."""
-        return self.local.server(client, state, options)
-
-    def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
-        """f(inputs), on the server."""
-        return self.local.carry(key, f, inputs)
-
     def take_notes(self) -> list[str]:
         notes, self.notes = [*self.roll.take_notes(), *self.notes], []
         return notes
@@ -130,21 +129,25 @@ class Remote:
         moved, self.bytes = self.bytes, {"bytes_down": 0, "bytes_up": 0}
         return moved
 
-    def scores(self, parts: Parts, number: int) -> dict[str, float]:
+    def scores(self, state: FederationState) -> dict[str, float]:
         """Scores of a posterior on the test rows of all clients online: their sums are added, and decoded once."""
-        kept = [q for part, q in parts.items() if part.startswith(MEMBERS)]
-        members = len(kept[0].values) if kept and isinstance(kept[0], Draws) else 0
-        noise = parts[NOISE_PART].mean.numel() if NOISE_PART in parts else 0
-        parts = {part: q for part, q in parts.items() if part not in (LONE_NOISE, WHO)}
+        kept = state.kept._replace(who=(), lone_noise=None)
+        members = [len(q.values) for q in kept.members.values() if isinstance(q, Draws)]
+        about = {
+            "round": state.round,
+            "members": members[0] if members else 0,
+            "noise": 0 if kept.noise is None else kept.noise.numel(),
+        }
+        parts = {**state.broadcast, **kept.as_parts()}
         total: Sums | None = None
-        for _, sums in self._sums(EVALUATE, parts, lambda k: {"round": number, "members": members, "noise": noise}):
+        for _, sums in self._sums(EVALUATE, parts, lambda k: about):
             total = sums if total is None else {name: total[name] + t for name, t in sums.items()}
         return {} if total is None else SUMS[self.program.model.likelihood.kind][1](total)
 
     def personal(self, federation: Federation) -> Iterator[tuple[int, Sums]]:
         """Sums of the personal models' scores, by client: each makes its own and tests it on its own rows."""
         number, own = federation.state.round, federation.own
-        sent = {**broadcast_of(self.program, federation.state), **federation.noise}
+        sent = {**federation.state.broadcast, **noise_of_one(federation)}
         noise = sent[NOISE_PART].mean.numel() if NOISE_PART in sent else 0
         return self._sums(REFINE, sent, lambda k: {"round": number, "counted": _counted(own(k)), "noise": noise})
 
@@ -190,7 +193,7 @@ class Remote:
         sent = write(order.broadcast, self.settings.coding)
         head = {**self._coded(), "round": order.round}
         letters = {node: Letter({**head, "client": k, "counted": _counted(own(k))}, sent) for k, node in asked.items()}
-        for node, answer in self._exchange(TRAIN, letters):
+        for node, answer in self._exchange(ASK, letters):
             yield letters[node].head["client"], answer
 
     def _exchange(self, kind: str, letters: Mapping[int, Letter]) -> Iterator[tuple[int, Answer]]:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedbayes.clients.soft import soft
 from fedbayes.federation.distil import FITS, Place, ensemble
-from fedbayes.federation.program import MEMBERS, Program
+from fedbayes.federation.program import Program
 from fedbayes.federation.rules import Rule
+from fedbayes.federation.stages import distillation
 from fedbayes.methods.groups import optimiser_named
 from fedbayes.methods.method import Method, Setting
 from fedbayes.methods.points import FedAvg, PointAveraging
@@ -70,10 +71,10 @@ class Distilling(Method):
             decay=self.server_weight_decay,
         )
 
-        def targets(parts: Parts, x: Tensor, place: Place) -> Tensor:
-            return torch.stack([pseudo_labels(model, parts, x, self, place) for model in plain.values()], 1)
+        def targets(parts: Parts, members: Parts, x: Tensor, place: Place) -> Tensor:
+            return torch.stack([pseudo_labels(model, parts, members, x, self, place) for model in plain.values()], 1)
 
-        return program._replace(server=program.server._replace(client=client, targets=targets))
+        return program._replace(stages=(*program.stages, distillation(program, client, targets)))
 
 
 @record
@@ -100,13 +101,13 @@ class FedPPDDistill(FedPPD, Distilling):
         return self.distilling(program, {"server_lr": teacher, "server_student_lr": program.model})
 
 
-def pseudo_labels(model: Model, parts: Parts, x: Tensor, options: Distilling, place: Place) -> Tensor:
+def pseudo_labels(model: Model, parts: Parts, members: Parts, x: Tensor, options: Distilling, place: Place) -> Tensor:
     """What the ensemble says of inputs [N, ...]: soft targets [N, S, C]."""
 
     def read(output: Tensor, weights: Weights) -> tuple[Tensor, ...]:
         return (soft_targets(model.likelihood, output, weights),)
 
-    drawn = _ensemble(model, parts, options, place)
+    drawn = _ensemble(model, parts, members, options, place)
     with torch.no_grad():
         pieces = [
             mixed(model.likelihood, each_draw(model, drawn, rows, read, (*place, "labels"))[0])
@@ -115,10 +116,10 @@ def pseudo_labels(model: Model, parts: Parts, x: Tensor, options: Distilling, pl
     return sharpened(model.likelihood, torch.cat(pieces), options.sharpen)
 
 
-def _ensemble(model: Model, parts: Parts, options: Distilling, place: Place) -> dict[str, Tensor]:
+def _ensemble(model: Model, parts: Parts, members: Parts, options: Distilling, place: Place) -> dict[str, Tensor]:
     """Weights [M + 1 + K, P] of each part. Draws and the average have the pooled buffers, an upload has its own."""
     draws, drawn = options.ensemble_draws, {}
-    kept = {part: q.values for part in model.layouts if isinstance(q := parts.get(MEMBERS + part), Draws)}
+    kept = {part: q.values for part in model.layouts if isinstance(q := members.get(part), Draws)}
     count = len(next(iter(kept.values())))
     for part in model.layouts:
         mean = parts[part].mean

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedbayes.clients.optimisers import OPTIMISERS, Optimiser
 from fedbayes.clients.schedules import WITHIN
-from fedbayes.federation.program import Stage
-from fedbayes.federation.stages import server_step
+from fedbayes.federation.program import Program, Stage
+from fedbayes.federation.stages import server_step, statistics_again
 from fedbayes.methods.method import Method
 from fedbayes.options import (
     at_least_one,
@@ -80,6 +80,10 @@ class Statistics(Method):
         whole(0, "a whole number of passes"),
         default=0,
     )
+
+    def last_stages(self, program: Program) -> tuple[Stage, ...]:
+        before = super().last_stages(program)
+        return (*before, statistics_again(program, self.norm_passes)) if self.norm_passes else before
 
 
 @record

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fedbayes.errors import InputError
-from fedbayes.federation.program import Program
+from fedbayes.federation.program import Program, Stage
 from fedbayes.model.model import Augment, Likelihood
 from fedbayes.options import check_names, check_values, options_of, record
 
@@ -70,7 +70,16 @@ class Method:
 
     def build(self, setting: Setting) -> Program:
         """The method bound to a network."""
-        return self.compose(setting)
+        program = self.wrapped(self.compose(setting), setting)
+        return program._replace(stages=(*program.stages, *self.last_stages(program)))
+
+    def wrapped(self, program: Program, setting: Setting) -> Program:
+        """What its options make of the program that it composes."""
+        return program
+
+    def last_stages(self, program: Program) -> tuple[Stage, ...]:
+        """Stages after all others, which need the whole program."""
+        return ()
 
     def compose(self, setting: Setting) -> Program:
         raise NotImplementedError(f"{type(self).__name__} does not say how it is composed")

@@ -10,7 +10,7 @@ import torch
 from fedbayes.clients.client import Client
 from fedbayes.clients.point import point
 from fedbayes.errors import InputError
-from fedbayes.federation.program import NOISE, Pooling, Prediction, Program, Server
+from fedbayes.federation.program import NOISE, Pooling, Prediction, Program
 from fedbayes.federation.round import check_rules, static_rules
 from fedbayes.federation.rules import RULES, Rule, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
@@ -86,7 +86,6 @@ class PointAveraging(Refining, Statistics, PointTraining):
                 weighting_named(self.weighting),
             ),
             prediction=Prediction(draws=self.test_draws, dropout=self.mc_dropout),
-            server=Server(norm_passes=self.norm_passes),
         )
         check_rules(program)
         return program

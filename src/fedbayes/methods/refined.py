@@ -74,8 +74,7 @@ class Refining(Refinement):
         if changed and self.refine is None:
             raise InputError(f'{changed[0]} goes with a refinement: set refine = "flow" or "laplace"')
 
-    def build(self, setting: Setting) -> Program:
-        program = self.compose(setting)
+    def wrapped(self, program: Program, setting: Setting) -> Program:
         if self.refine is None:
             return program
         if setting.y is None:

@@ -10,7 +10,7 @@ import torch
 from fedbayes.clients.partitioned import FIRST, own_model, partitioned
 from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
 from fedbayes.errors import InputError
-from fedbayes.federation.program import Personal, Pooling, Prediction, Program, Server
+from fedbayes.federation.program import Personal, Pooling, Prediction, Program
 from fedbayes.federation.round import check_rules, static_rules
 from fedbayes.federation.rules import RULES, Rule, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
@@ -98,7 +98,6 @@ class Variational(Refining, Statistics, ServerStep, Schedule, Descent):
             Pooling({"model": rule_named(rule), **shared} | static_rules(model), weighting_named(weighting), reference),
             self.server_stages,
             Prediction(draws=self.test_draws),
-            server=Server(norm_passes=self.norm_passes),
         )
         check_rules(program)
         return program

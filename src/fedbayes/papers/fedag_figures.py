@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from fedbayes.data import load
+from fedbayes.federation.program import FederationState
 from fedbayes.methods import fedag
 from fedbayes.model.predictive import Predictive
 from fedbayes.papers import folds
 from fedbayes.papers.cells import contents_of
 from fedbayes.papers.drawing import save
 from fedbayes.papers.fedag import TABLES, mean_and_error
-from fedbayes.posterior.values import Parts
 
 SHOWN = (1, 3, 5)
 INK = {"FedAG network": "#1b6ca8", "DE": "#b5482a", "VI": "#5b8c3e"}
@@ -27,9 +27,9 @@ def cubic_rounds(seed: int = 0) -> tuple[Any, dict[int, Predictive]]:
     tasks = folds.federations([data.as_seen()], fedag(), hidden=folds.hidden_units("cubic"), rounds=max(SHOWN), every=1)
     seen: dict[int, Predictive] = {}
 
-    def look(number: int, parts: list[Parts]) -> None:
+    def look(number: int, states: list[FederationState]) -> None:
         if number in SHOWN:
-            seen[number] = folds.predictions(tasks, parts)[0]
+            seen[number] = folds.predictions(tasks, states)[0]
 
     folds.train(tasks, look)
     return data, seen
@@ -63,8 +63,8 @@ def by_round(name: str, rounds: int = folds.ROUNDS, count: int | None = None) ->
     tasks = folds.federations(data, fedag(), hidden=folds.hidden_units(name), rounds=rounds, every=1)
     rounds_scores: list[list[folds.Scores]] = []
 
-    def look(number: int, parts: list[Parts]) -> None:
-        predictions = folds.predictions(tasks, parts)
+    def look(number: int, states: list[FederationState]) -> None:
+        predictions = folds.predictions(tasks, states)
         rounds_scores.append([folds.scores_of(one, p.mean, p.total) for one, p in zip(data, predictions)])
 
     folds.train(tasks, look)

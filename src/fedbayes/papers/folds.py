@@ -13,6 +13,7 @@ from fedbayes.data import Dataset, load
 from fedbayes.data.partition import iid
 from fedbayes.data.sources import UCI_FOLDS
 from fedbayes.engine.sharing import share_store
+from fedbayes.federation.program import FederationState
 from fedbayes.federation.round import predicting
 from fedbayes.methods import Method, fedag, fedavg, feduab, fedvi
 from fedbayes.model.linear import bayesian_linear
@@ -93,18 +94,20 @@ def federations(
                 device=device,
             )
         )
-    share_store([task.engine for task in tasks])
+    share_store([task.engine for task in tasks], [task.program for task in tasks])
     return tasks
 
 
-def train(tasks: Sequence[Task], after: Callable[[int, list[Parts]], None] = lambda number, parts: None) -> list[Parts]:
-    """The final parts of each federation, all trained at once; `after(round, parts)` sees those of every round."""
-    parts: list[Parts] = [task.begin().state.broadcast for task in tasks]
+def train(
+    tasks: Sequence[Task], after: Callable[[int, list[FederationState]], None] = lambda number, states: None
+) -> list[FederationState]:
+    """The final state of each federation, all trained at once; `after(round, states)` sees those of every round."""
+    states = [task.begin().state for task in tasks]
     steps = rounds_together(tasks, [task.begin() for task in tasks], [Memory() for _ in tasks])
     for number, entries in enumerate(steps, 1):
-        parts = [entry[0].state.broadcast for entry in entries if entry is not None]
-        after(number, parts)
-    return parts
+        states = [entry[0].state for entry in entries if entry is not None]
+        after(number, states)
+    return states
 
 
 def predicting_by(task: Task, **changes: Any) -> Task:
@@ -113,36 +116,37 @@ def predicting_by(task: Task, **changes: Any) -> Task:
     return replace(task, program=task.program._replace(prediction=prediction))
 
 
-def predictions(tasks: Sequence[Task], parts: Sequence[Parts]) -> list[Predictive]:
+def predictions(tasks: Sequence[Task], states: Sequence[FederationState]) -> list[Predictive]:
+    """What each federation says of its test rows."""
     return [
-        predict_with(task, predicting(task.program, own), task.clients.data.test_x) for task, own in zip(tasks, parts)
+        predict_with(task, predicting(task.program, own), task.clients.data.test_x) for task, own in zip(tasks, states)
     ]
 
 
-def _scored(tasks: Sequence[Task], parts: Sequence[Parts]) -> list[Scores]:
-    return [scores_of(t.clients.data, p.mean, p.total) for t, p in zip(tasks, predictions(tasks, parts))]
+def _scored(tasks: Sequence[Task], states: Sequence[FederationState]) -> list[Scores]:
+    return [scores_of(t.clients.data, p.mean, p.total) for t, p in zip(tasks, predictions(tasks, states))]
 
 
 def fedag_network(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
     """FedAG with one hidden layer, 5 rounds; and what other readings of its noise make of the same networks."""
     tasks = federations(data, fedag(), hidden=hidden_units(name), rounds=ROUNDS, device=device)
-    parts = train(tasks)
-    scores = {"FedAG network": _scored(tasks, parts)}
+    states = train(tasks)
+    scores = {"FedAG network": _scored(tasks, states)}
     for row, kind in (("FedAG no noise", "none"), ("FedAG calibrated", "calibrated")):
         others = [predicting_by(task, noise=kind) for task in tasks]
-        scores[row] = _scored(others, [with_noise(t, own) for t, own in zip(others, parts)])
+        scores[row] = _scored(others, [with_noise(t, own) for t, own in zip(others, states)])
     drawn = [predicting_by(task, members=False) for task in tasks]
-    scores["FedAG Monte Carlo"] = _scored(drawn, [with_noise(t, own) for t, own in zip(drawn, parts)])
+    scores["FedAG Monte Carlo"] = _scored(drawn, [with_noise(t, own) for t, own in zip(drawn, states)])
     return scores
 
 
 def fedag_linear(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
     """FedAG with a linear model, one round: by the closed form, and by the clients' models."""
     tasks = federations(data, fedag(predict="closed", lr=0.03), hidden=0, rounds=1, device=device)
-    parts = train(tasks)
+    states = train(tasks)
     members = [predicting_by(task, closed=False, members=True) for task in tasks]
-    judged = [with_noise(task, own) for task, own in zip(members, parts)]
-    return {"FedAG linear": _scored(tasks, parts), "FedAG linear bootstrap": _scored(members, judged)}
+    judged = [with_noise(task, own) for task, own in zip(members, states)]
+    return {"FedAG linear": _scored(tasks, states), "FedAG linear bootstrap": _scored(members, judged)}
 
 
 def blr(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
@@ -215,9 +219,9 @@ def deep_ensemble(
         likelihood=mean_variance,
         device=device,
     )
-    parts, scores = train(tasks), []
+    states, scores = train(tasks), []
     for fold, one in enumerate(data):
-        mine = [own["model"].mean for (f, _), own in zip(members, parts) if f == fold]
+        mine = [own.broadcast["model"].mean for (f, _), own in zip(members, states) if f == fold]
         program = tasks[fold * MEMBERS].program
         ensemble: Parts = {"model": Draws(torch.stack(mine), program.initial["model"].layout)}
         p = predictive(program.model, ensemble, one.test_x.to(device))

@@ -10,8 +10,8 @@ import torch
 
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, from_toml, table_of, to_toml
+from fedbayes.federation.kept import apart
 from fedbayes.federation.program import FederationState
-from fedbayes.federation.round import beside
 from fedbayes.federation.stages import SERVER_STEP
 from fedbayes.posterior.values import Parts
 from fedbayes.runs import sealed
@@ -56,9 +56,10 @@ def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, 
                 "config": to_toml(experiment),
                 "rows": task.clients.train.digest,
                 "round": progress.state.round,
-                "broadcast": progress.state.broadcast,
+                "version": progress.state.version,
+                "broadcast": {**progress.state.broadcast, **progress.state.kept.as_parts()},
                 "stages": dict(progress.state.stages),
-                "best": None if best is None else best._asdict(),
+                "best": None if best is None else _row(best),
                 "stopped": progress.stopped,
                 "own": own,
                 "widths": {name: list(widths) for name, widths in task.widths().items()},
@@ -92,14 +93,23 @@ def read(path: Path, experiment: Experiment, task: Task, *, rows: str | None = N
     _check_config(path, experiment, then)
     if rows is not None and row.get("rows", rows) != rows:
         raise InputError(f"checkpoint {path} was trained on other rows of the clients; put it back from a copy")
-    best = None if row["best"] is None else Best(**row["best"])
-    for parts in (row["broadcast"], *([] if best is None else [best.broadcast])):
-        sent = {part: q for part, q in parts.items() if not beside(part)}
-        _check_layouts(path, sent, task.program.initial)
+    best = None if row["best"] is None else _best(row["best"])
+    broadcast, kept = apart(row["broadcast"])
+    for parts in (broadcast, *([] if best is None else [best.broadcast])):
+        _check_layouts(path, parts, task.program.initial)
     stages = row["stages"] if "stages" in row else {SERVER_STEP: row["optimiser"]}  # a file of version 0.1 has one
-    state = FederationState(row["round"], row["broadcast"], {s.name: stages[s.name] for s in task.program.stages})
+    states = {s.name: stages[s.name] if s.name in stages else s.init(broadcast) for s in task.program.stages}
+    state = FederationState(row["round"], broadcast, states, kept, row.get("version", row["round"]))
     same = all(getattr(then, name) == getattr(experiment, name) for name in AT_ONCE)
     return Checkpoint(Progress(state, best, row["stopped"]), Index(row["own"]), row.get("widths", {}) if same else {})
+
+
+def _row(best: Best) -> dict[str, Any]:
+    return {"score": best.score, "round": best.round, "broadcast": {**best.broadcast, **best.kept.as_parts()}}
+
+
+def _best(row: Mapping[str, Any]) -> Best:
+    return Best(row["score"], row["round"], *apart(row["broadcast"]))
 
 
 def own_index(path: Path) -> Index:

@@ -8,18 +8,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedbayes.federation.program import BY_MEMBERS, LONE_NOISE, MEMBERS, NOISE_PART, Program
+from fedbayes.federation.program import BY_MEMBERS, FederationState, Program
 from fedbayes.model.model import is_static
 from fedbayes.model.predictive import predictive
-from fedbayes.posterior.values import Draws, Gaussian, Parts, Point
+from fedbayes.posterior.values import Draws, Gaussian, Parts
 
 SMALLEST = 1e-8  # a variance in standardised units; a target without any variance is predicted with this much
 VARIANCES = torch.logspace(-4, 0.5, 136, dtype=torch.float64)  # tried, in units of the mean squared residual
 FACTORS = {"calibrated": torch.logspace(-1, 1, 21, dtype=torch.float64)}
 
 
-def with_noise(program: Program, parts: Parts, rows: Sequence[tuple[Tensor, Tensor]]) -> Parts:
-    """The parts, and the noise that the program's predictor has on the rows (x, y) of those who trained it.
+def with_noise(program: Program, state: FederationState, rows: Sequence[tuple[Tensor, Tensor]]) -> FederationState:
+    """The state, and the noise that the program's predictor has on the rows (x, y) of those who trained it.
 
     Each client's rows are judged by the networks of the others ("heldout", "calibrated"; by its own where there are no
     others), by its own ("own") or by all ("train"). A client needs no rows but its own, and sends `nll_sums` of them.
@@ -27,34 +27,34 @@ def with_noise(program: Program, parts: Parts, rows: Sequence[tuple[Tensor, Tens
     judges' squared residuals, each taken alone.
     """
     if program.prediction.noise not in BY_MEMBERS:
-        return parts
+        return state
     y = torch.cat([y for _, y in rows])
-    mean, spread = _judged(program, parts, rows)
-    noise = {NOISE_PART: observation_noise(program.prediction.noise, mean, spread, y)}
+    mean, spread = _judged(program, state, rows)
+    noise = observation_noise(program.prediction.noise, mean, spread, y)
     if not program.prediction.members:
         each = program.prediction._replace(members=True, closed=False)
-        mean, spread = _judged(program._replace(prediction=each), parts, rows)
+        mean, spread = _judged(program._replace(prediction=each), state, rows)
     alone = ((y.double() - mean).square() + spread).mean(0).clamp(min=SMALLEST)
-    noise[LONE_NOISE] = torch.stack([alone, torch.ones_like(alone)])
-    return parts | {part: Point(t.flatten().to(parts[program.prediction.part].mean)) for part, t in noise.items()}
+    lone, like = torch.stack([alone, torch.ones_like(alone)]), state.broadcast[program.prediction.part].mean
+    return state._replace(kept=state.kept._replace(noise=noise.flatten().to(like), lone_noise=lone.flatten().to(like)))
 
 
-def _judged(program: Program, parts: Parts, rows: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _judged(program: Program, state: FederationState, rows: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """What the judges of each client's rows predict: mean and disagreement, each [rows, D], in standardised units."""
     model = replace(program.model, units=None)
     said = []
     for k, (x, _) in enumerate(rows):
         others = [j for j in range(len(rows)) if j != k] or [k]
         panel = {"own": [k], "train": list(range(len(rows)))}.get(program.prediction.noise, others)
-        q = _of_members(program, parts, panel)
+        q = _of_members(program, state, panel)
         said.append(predictive(model, q, x, draws=program.prediction.draws, closed=program.prediction.closed))
     return torch.cat([p.mean for p in said]).double(), torch.cat([p.epistemic for p in said]).double()
 
 
-def _of_members(program: Program, parts: Parts, panel: list[int]) -> Parts:
+def _of_members(program: Program, state: FederationState, panel: list[int]) -> Parts:
     """What would predict if only these members had been there."""
-    kept = {part: parts[MEMBERS + part] for part in program.model.layouts if MEMBERS + part in parts}
-    some = {part: Draws(q.values[panel], q.layout) for part, q in kept.items() if isinstance(q, Draws)}
+    parts, members = state.broadcast, state.kept.members
+    some = {part: Draws(q.values[panel], q.layout) for part, q in members.items() if isinstance(q, Draws)}
     if program.prediction.members or program.prediction.closed:
         return {**parts, **some}
     drawn = {part: q for part, q in some.items() if not is_static(part)}

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedbayes.clients.client import Own
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.engine.stacked import Stacked, train_all
+from fedbayes.engine.stacked import run_all
 from fedbayes.errors import InputError
-from fedbayes.federation.program import LONE_NOISE, NOISE_PART, FederationState, Order
-from fedbayes.federation.round import add_terms, broadcast_of
+from fedbayes.federation.kept import NOISE_PART
+from fedbayes.federation.program import GATHER
+from fedbayes.federation.round import add_terms
 from fedbayes.methods.refined import Refinement, refined_program
 from fedbayes.model.predictive import Predictive, predictive
-from fedbayes.posterior.values import Parts
+from fedbayes.posterior.values import Parts, Point
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
-from fedbayes.training.task import Task, with_program
+from fedbayes.training.task import Federation, Task, with_program
 
 Models = list[tuple[int, Parts]]  # pairs of client and parts
-
-
-class Federation(NamedTuple):
-    """A task at some round, and what its clients have at home."""
-
-    task: Task
-    state: FederationState
-    own: Callable[[int], Own | None]
-    gathered: Parts = {}  # noqa: RUF012  (what all clients sent for one another's personal models; never changed)
-
-    def order(self, clients: Sequence[int]) -> Order:
-        program, number = self.task.program, self.state.round
-        sent = {**broadcast_of(program, self.state), **self.gathered}
-        return Order(number, tuple(clients), (), sent, program.options(number))
-
-    @property
-    def noise(self) -> Parts:
-        """The observation noise of a personal model: that of one network, where the federation has judged it."""
-        known = self.state.broadcast.get(LONE_NOISE)
-        return {} if known is None else {NOISE_PART: known}
 
 
 def personal_models(federations: Sequence[Federation], clients: Sequence[Sequence[int]]) -> Iterator[list[Models]]:
@@ -55,16 +35,18 @@ def personal_models(federations: Sequence[Federation], clients: Sequence[Sequenc
         raise InputError("personal models of a run on Flower stay with the clients; `personal_every` has them scored")
     with quick_cpu(), tensor_cores(lead.precision):
         federations = [gather(f) for f in federations]
-        engines, owns = [f.task.personal for f in federations], [f.own for f in federations]
-        together = len(federations) > 1 and all(isinstance(engine, Stacked) for engine in engines)
+        engines, programs = [f.task.engine for f in federations], [f.task.home for f in federations]
         for cohorts in zip_longest(*map(_cohorts, federations, clients), fillvalue=()):
             orders = [f.order(cohort) for f, cohort in zip(federations, cohorts)]
-            if together:
-                outcomes = train_all(engines, orders, owns)
-            else:
-                outcomes = [e.train(order, own) for e, order, own in zip(engines, orders, owns)]
-            noises = [f.noise for f in federations]
+            outcomes = run_all(engines, programs, orders, [f.own for f in federations])
+            noises = [noise_of_one(f) for f in federations]
             yield [[(u.client, u.parts | noise) for u in o.uploads] for o, noise in zip(outcomes, noises)]
+
+
+def noise_of_one(federation: Federation) -> Parts:
+    """The observation noise of a personal model: that of one network, where the federation has judged it."""
+    noise = federation.state.kept.lone_noise
+    return {} if noise is None else {NOISE_PART: Point(noise)}
 
 
 def _cohorts(federation: Federation, clients: Sequence[int]) -> list[Sequence[int]]:
@@ -75,13 +57,13 @@ def _cohorts(federation: Federation, clients: Sequence[int]) -> list[Sequence[in
 
 def gather(federation: Federation) -> Federation:
     """With what all clients send for one another's personal models, pooled; costs a pass over all clients' rows."""
-    task, engine = federation.task, federation.task.gather
-    if engine is None or federation.gathered:
+    task, program, total = federation.task, federation.task.gather, None
+    if program is None or federation.gathered:
         return federation
-    program, total = engine.program, None
     clients = range(len(task.clients))
     for start in range(0, len(clients), task.cohort):
-        terms = engine.train(federation.order(clients[start : start + task.cohort]), federation.own).terms
+        order = federation.order(clients[start : start + task.cohort], GATHER)
+        terms = task.engine.run(program, order, federation.own).terms
         if terms is not None:
             total = terms if total is None else add_terms(program, [total, terms])
     if total is None:
@@ -135,8 +117,8 @@ def personal_sums(
 def sums_of(task: Task, p: Predictive, y: Tensor) -> Sums:
     """The sums behind the scores of a prediction, its targets as the data hold them."""
     y = in_units(task, y.to(task.device))
-    made = SUMS[p.kind][0]
-    return made(p.mean, p.total, y) if p.kind == "real" else made(p.probs, y)
+    sums = SUMS[p.kind][0]
+    return sums(p.mean, p.total, y) if p.kind == "real" else sums(p.probs, y)
 
 
 def personal_scores(federations: Sequence[Federation]) -> list[dict[str, float]]:

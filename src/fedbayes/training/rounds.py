@@ -13,18 +13,18 @@ from torch import nn
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import LEFT_OUT
-from fedbayes.engine.stacked import train_all
+from fedbayes.engine.stacked import run_all
 from fedbayes.errors import Diverged
-from fedbayes.federation.program import FederationState, Order, Outcome, Stage
-from fedbayes.federation.round import broadcast_of, close_round
+from fedbayes.federation.program import Context, Order, Outcome, Stage
+from fedbayes.federation.round import close_round, merged, message_bytes
 from fedbayes.methods import Method
 from fedbayes.model.model import Likelihood
-from fedbayes.posterior.values import Parts, Posterior, flatten_parts
-from fedbayes.training.personal import Federation, personal_scores
+from fedbayes.posterior.values import Parts, Posterior
+from fedbayes.training.personal import personal_scores
+from fedbayes.training.prepare import naming_strays, prepare
 from fedbayes.training.run import Memory, OwnStore, Run, evaluate, observed, scores_on
-from fedbayes.training.server import at_server
 from fedbayes.training.settings import MONITORS
-from fedbayes.training.task import Best, Progress, Task, naming_strays, prepare
+from fedbayes.training.task import Best, Federation, Progress, Task
 
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
 
@@ -38,11 +38,11 @@ def rounds(
     """
     while not task.done(progress):
         started = time.perf_counter()
-        order = task.open(progress)
-        own.expect(task.members_of(order.round + 1))
+        orders = task.orders(progress)
+        own.expect(task.scheduler.cohort(progress.state.round + 1))
         with quick_cpu(), tensor_cores(task.precision):
-            outcome = task.engine.train(order, own.get, after_client)
-            progress, record = close(task, progress, own, order, outcome)
+            outcomes = [task.engine.run(task.program, order, own.get, after_client) for order in orders]
+            progress, record = close(task, progress, own, orders[-1], merged(task.program, outcomes))
             _make_personal([task], [progress], [own], [record])
             progress = _stop(task, progress, record)
         record["seconds"] = time.perf_counter() - started
@@ -54,68 +54,52 @@ def rounds_together(
 ) -> Iterator[list[tuple[Progress, dict[str, Any]] | None]]:
     """Rounds of several federations as one program each: a sweep over seeds, splits and scalar options.
 
-    Yields one entry a task and round, None where a task is done. All need the stacked engine, one network, one data
-    set, and methods that differ in scalar options only.
+    Yields one entry per task and round, None where a task is done. All need the stacked engine, one network, one data
+    set, methods that differ in scalar options only, and one order per round.
     """
     progress = list(starts)
     while live := [m for m, task in enumerate(tasks) if not task.done(progress[m])]:
         started = time.perf_counter()
         lead = tasks[live[0]]
-        orders = [tasks[m].open(progress[m]) for m in live]
-        for m, order in zip(live, orders):
-            owns[m].expect(tasks[m].members_of(order.round + 1))
-        made: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
+        orders = [tasks[m].orders(progress[m])[-1] for m in live]
+        for m in live:
+            owns[m].expect(tasks[m].scheduler.cohort(progress[m].state.round + 1))
+        entries: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
         with quick_cpu(), tensor_cores(lead.precision):
-            outcomes = train_all([tasks[m].engine for m in live], orders, [owns[m].get for m in live])
+            engines, programs = [tasks[m].engine for m in live], [tasks[m].program for m in live]
+            outcomes = run_all(engines, programs, orders, [owns[m].get for m in live])
             for m, order, outcome in zip(live, orders, outcomes):
                 progress[m], record = close(tasks[m], progress[m], owns[m], order, outcome)
-                made[m] = (progress[m], record)
-            records = [entry[1] for entry in made if entry is not None]
+                entries[m] = (progress[m], record)
+            records = [entry[1] for entry in entries if entry is not None]
             _make_personal([tasks[m] for m in live], [progress[m] for m in live], [owns[m] for m in live], records)
             for m, record in zip(live, records):
                 progress[m] = _stop(tasks[m], progress[m], record)
-                made[m] = (progress[m], record)
+                entries[m] = (progress[m], record)
         seconds = (time.perf_counter() - started) / len(live)
-        for entry in made:
+        for entry in entries:
             if entry is not None:
                 entry[1]["seconds"] = seconds
-        yield made
+        yield entries
 
 
 def close(
     task: Task, progress: Progress, own: OwnStore, order: Order, outcome: Outcome
 ) -> tuple[Progress, dict[str, Any]]:
-    """Close a round: aggregate, train at the server where the method does, evaluate when due."""
-    state, report = close_round(task.program, progress.state, order, outcome)
-    if task.server is not None:
-        state = at_server(task.program, task.server, state, order.options, outcome)
-    elif task.program.server.client is not None:
-        upload = task.engine.server(task.program.server.client, state, order.options)
-        state = state._replace(broadcast={**state.broadcast, **upload.parts})
+    """Close a round: pool, follow the program's stages, evaluate when due."""
     own.put(order.round, outcome.own)
-    if task.restate is not None and outcome.counted:
-        state = _restated(task, state, order, own)
+    state, report = close_round(Context(task.program, order, outcome, task.engine, own.get), progress.state)
     due = _due(task, state.round, task.evaluate_every)
     if due or _due(task, state.round, task.personal_every):
-        state = state._replace(broadcast=observed(task, state.broadcast))
+        state = observed(task, state)
     record = _record(task, order, outcome, report)
     if progress.pretrained:
         record["pretrained"] = dict(progress.pretrained)
     progress = progress._replace(state=state, pretrained={})
     if due and task.program.prediction.whole:
-        record["test"] = evaluate(task, state.broadcast)
+        record["test"] = evaluate(task, state)
         progress = _validate(task, progress, record)
     return progress, record
-
-
-def _restated(task: Task, state: FederationState, order: Order, own: OwnStore) -> FederationState:
-    """The state with BatchNorm's statistics of the pooled network itself, on the cohort's rows."""
-    program = task.restate.program
-    pooled = broadcast_of(task.program, state)
-    asked = order._replace(broadcast=pooled, options=program.options(order.round))
-    outcome = task.restate.train(asked, own.get)
-    closed = close_round(program, state, asked, outcome)[0].broadcast
-    return state._replace(broadcast={**state.broadcast, **{part: closed[part] for part in program.pooling.rules}})
 
 
 def _due(task: Task, number: int, every: int) -> bool:
@@ -139,7 +123,7 @@ def _make_personal(
             records[m]["personal"] = scores
             if not tasks[m].program.prediction.whole:
                 records[m]["test"] = {name: v for name, v in scores.items() if not name.startswith("clients")}
-            if notes := tasks[m].take_notes():
+            if notes := tasks[m].engine.take_notes():
                 records[m]["notes"] = [*records[m].get("notes", ()), *notes]
 
 
@@ -159,17 +143,16 @@ def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
     if why is None:
         return progress
     record["stopped"] = why
-    state = progress.state._replace(broadcast=observed(task, progress.state.broadcast))
-    return progress._replace(state=state, stopped=True)
+    return progress._replace(state=observed(task, progress.state), stopped=True)
 
 
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
     names = task.clients.names
     down = {part: order.broadcast[part] for part in task.program.pooling.rules}
-    up, again = message_bytes(task.program.pooling.uploaded(down)), 0
-    if task.restate is not None and outcome.counted:  # the pooled network once more, and its statistics back
-        again = message_bytes(down) * len(order.cohort)
-        up += message_bytes({part: down[part] for part in task.restate.program.pooling.rules})
+    moved = {
+        "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)),
+        "bytes_up": message_bytes(task.program.pooling.uploaded(down)) * len(order.cohort),
+    }
     return {
         "round": order.round + 1,
         "cohort": len(order.cohort),
@@ -177,9 +160,8 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
         "left_out": {task.clients.name(k): why for k, why in outcome.left_out.items()},
         "train": {name: total / outcome.counted for name, total in outcome.metrics.items() if outcome.counted},
         **report,
-        "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)) + again,
-        "bytes_up": up * len(order.cohort),
-        **({"notes": notes} if (notes := task.take_notes()) else {}),
+        **{name: count + int(report.get(name, 0)) for name, count in moved.items()},  # stages may have moved more
+        **({"notes": notes} if (notes := task.engine.take_notes()) else {}),
     }
 
 
@@ -187,14 +169,9 @@ def pretrained(task: Task) -> tuple[Parts, dict[str, Any]]:
     """Train a task in memory for another to begin with: its best posterior, its epochs and validation scores."""
     run = train(task)
     best = run.progress.best
-    kept = run.progress.state if best is None else best
-    scores = run.journal[kept.round - 1].get("validation", {}) if kept.round else {}
-    return kept.broadcast, {"epochs": len(run.journal), "best": kept.round, **scores}
-
-
-def message_bytes(parts: Mapping[str, Posterior]) -> int:
-    """Bytes of a broadcast, or of an upload, in the dtypes it is held in."""
-    return sum(t.numel() * t.element_size() for t in flatten_parts(parts)[0].values())
+    state = run.progress.state if best is None else best.state
+    scores = run.journal[state.round - 1].get("validation", {}) if state.round else {}
+    return state.broadcast, {"epochs": len(run.journal), "best": state.round, **scores}
 
 
 def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
@@ -202,12 +179,12 @@ def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progres
     if not len(task.validation):
         return progress
     data, state = task.clients.data, progress.state
-    scores = scores_on(task, state.broadcast, data.x[task.validation], data.y[task.validation], "validation")
+    scores = scores_on(task, state, data.x[task.validation], data.y[task.validation], "validation")
     record["validation"] = scores
     best = progress.best
     score, sign = scores[task.monitor], MONITORS[task.monitor]
     if best is None or sign * score < sign * best.score or math.isnan(best.score):
-        return progress._replace(best=Best(score, state.round, state.broadcast))
+        return progress._replace(best=Best(score, state.round, state.broadcast, state.kept))
     waited = (state.round - best.round) // task.evaluate_every
     stopped = task.patience is not None and waited >= task.patience
     if stopped:

@@ -13,15 +13,16 @@ from torch import Tensor
 from fedbayes.clients.client import Own
 from fedbayes.engine.choice import tensor_cores
 from fedbayes.errors import InputError, unknown
-from fedbayes.federation.program import BY_MEMBERS, MEMBERS, NOISE_PART, WHO
+from fedbayes.federation.kept import apart
+from fedbayes.federation.program import BY_MEMBERS, FederationState
 from fedbayes.federation.round import predicting
 from fedbayes.model.predictive import Predictive, directly, predictive
 from fedbayes.posterior.values import Parts, Posterior
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
 from fedbayes.training.observation import with_noise as estimated
-from fedbayes.training.personal import Federation, personal_models, personal_scores, refined_task, sums_of
-from fedbayes.training.task import Progress, Task
+from fedbayes.training.personal import personal_models, personal_scores, refined_task, sums_of
+from fedbayes.training.task import Federation, Progress, Task
 
 
 class OwnStore(Protocol):
@@ -66,14 +67,14 @@ class Run:
         return predicting(self.task.program, self._final)
 
     @cached_property
-    def _final(self) -> Parts:
+    def _final(self) -> FederationState:
         best = self.progress.best
-        return observed(self.task, self.progress.state.broadcast if best is None else best.broadcast)
+        return observed(self.task, self.progress.state if best is None else best.state)
 
     @property
     def posterior(self) -> Posterior:
         """The posterior over the network's weights; under FedAG the normal, also where the uploads predict."""
-        return self._final[self.task.program.prediction.part]
+        return self._final.broadcast[self.task.program.prediction.part]
 
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were."""
@@ -149,7 +150,9 @@ class Run:
     @property
     def home(self) -> Federation:
         """The federation as its personal models see it."""
-        return Federation(self.task, self.progress.state._replace(broadcast=self._final), self.own.get)
+        final = self._final
+        state = self.progress.state._replace(broadcast=final.broadcast, kept=final.kept)
+        return Federation(self.task, state, self.own.get)
 
 
 @dataclass(frozen=True)
@@ -170,42 +173,46 @@ class Personal:
         task = self.run.task
         prediction = task.program.prediction._replace(whole=True, parts=lambda parts: parts, members=False)
         program = task.program._replace(prediction=prediction)
-        state = self.run.progress.state._replace(broadcast=self.parts)
+        broadcast, kept = apart(self.parts)
+        state = self.run.progress.state._replace(broadcast=broadcast, kept=kept)
         return Run(replace(task, program=program), self.run.progress._replace(state=state, best=None), [])
 
 
-def observed(task: Task, parts: Parts) -> Parts:
-    """The parts with the observation noise that their members have, where it is needed and not yet known."""
-    if task.program.prediction.noise not in BY_MEMBERS or NOISE_PART in parts:
-        return parts
-    if not any(part.startswith(MEMBERS) for part in parts):  # nobody has answered so far
-        return parts
-    if WHO not in parts:
+def observed(task: Task, state: FederationState) -> FederationState:
+    """The state with the observation noise that its members have, where it is needed and not yet known."""
+    kept = state.kept
+    if task.program.prediction.noise not in BY_MEMBERS or kept.noise is not None:
+        return state
+    if not kept.members:  # nobody has answered so far
+        return state
+    if not kept.who:
         raise InputError("noise: these networks don't say which clients trained them; train the run again")
-    return with_noise(task, parts, parts[WHO].mean.tolist())
+    return with_noise(task, state, kept.who)
 
 
-def with_noise(task: Task, parts: Parts, members: Sequence[int] | None = None) -> Parts:
-    """The parts with the observation noise on the rows of the clients who trained them, all or `members`."""
+def with_noise(task: Task, state: FederationState, members: Sequence[int] | None = None) -> FederationState:
+    """The state with the observation noise on the rows of the clients who trained it, all or `members`."""
     data = task.clients.data
     rows = [task.clients.train_rows(k) for k in (range(len(task.clients)) if members is None else members)]
-    return estimated(task.program, parts, [(data.x[r].to(task.device), data.y[r].to(task.device)) for r in rows])
+    return estimated(task.program, state, [(data.x[r].to(task.device), data.y[r].to(task.device)) for r in rows])
 
 
-def evaluate(task: Task, parts: Parts, *, draws: int | None = None) -> dict[str, float]:
+def evaluate(task: Task, state: FederationState, *, draws: int | None = None) -> dict[str, float]:
     """Scores of a posterior on the whole test set; empty where there is none."""
     data = task.clients.data
-    return scores_on(task, parts, data.test_x, data.test_y, "test", draws) if len(data.test_x) else {}
+    return scores_on(task, state, data.test_x, data.test_y, "test", draws) if len(data.test_x) else {}
 
 
-def scores_on(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> dict[str, float]:
+def scores_on(
+    task: Task, state: FederationState, x: Tensor, y: Tensor, which: str, draws: int | None = None
+) -> dict[str, float]:
     """Scores of a posterior on rows."""
-    return SUMS[task.program.model.likelihood.kind][1](score_sums(task, parts, x, y, which, draws))
+    return SUMS[task.program.model.likelihood.kind][1](score_sums(task, state, x, y, which, draws))
 
 
-def score_sums(task: Task, parts: Parts, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> Sums:
+def score_sums(task: Task, state: FederationState, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> Sums:
     """The sums behind a posterior's scores on rows; those of several clients add up to the federation's."""
-    return sums_of(task, predict_with(task, predicting(task.program, parts), x, draws=draws, which=which), y)
+    return sums_of(task, predict_with(task, predicting(task.program, state), x, draws=draws, which=which), y)
 
 
 def predict_with(
@@ -222,5 +229,5 @@ def predict_with(
         seed=task.seed,
         dropout=program.prediction.dropout,
         closed=program.prediction.closed,
-        carry=directly if which is None else partial(task.engine.carry, (which, draws, task.seed)),
+        carry=directly if which is None else partial(task.carry, (id(program.model), which, draws, task.seed)),
     )

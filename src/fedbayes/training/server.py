@@ -1,35 +1,34 @@
-"""A server that distils: its unlabelled inputs, the targets that the cohort's networks give them, and its training."""
+"""The data of a server that trains: rows with labels, or inputs whose targets are filled in each round."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbayes.data import Clients
-from fedbayes.engine.loop import Store
 from fedbayes.errors import InputError
-from fedbayes.federation.program import SERVER, Contribution, FederationState, Order, Outcome, Program
-from fedbayes.federation.round import broadcast_of, gathered
+from fedbayes.federation.program import Program, Store
 
 
-def server_engine(program: Program, engine: Any, clients: Clients, server_data: Any, seed: int) -> Any:
-    """The engine that trains at the server on its unlabelled inputs, checked; its targets are filled in each round."""
-    assert program.server.targets is not None
-    assert program.server.client is not None
-    x = unlabelled(clients, server_data, program.server.client.phases[0].batch).to(engine.store.x.device)
-    one = Contribution(0, program.initial, torch.ones((), device=x.device))
-    shape = program.server.targets(known_to(program, program.initial, [one, one]), x[:2], (seed, "shape")).shape[1:]
-    targets = torch.zeros(len(x), *shape, dtype=program.initial[program.prediction.part].mean.dtype, device=x.device)
-    alone = program._replace(
-        client=program.server.client,
-        pooling=program.pooling._replace(rules={}, channel=()),
-        prediction=program.prediction._replace(members=True),
-    )
-    rows = torch.arange(len(x))
-    return engine.beside(alone, seed, Store(x, targets, lambda k: rows, rows), often=True)
+def server_store(program: Program, clients: Clients, server_data: Any, seed: int, device: torch.device) -> Store | None:
+    """What the program's stages train on at the server, checked; None where none of them trains there."""
+    needs = next((stage.server for stage in program.stages if stage.server is not None), None)
+    if needs is None:
+        return None
+    if needs.targets is None:
+        rows = clients.server if server_data is None else torch.as_tensor(server_data)
+        if not len(rows):
+            raise InputError("server_data: this method trains at the server and needs rows there; there are none")
+        return Store(clients.data.x[rows].to(device), clients.data.y[rows].to(device), _all(len(rows)))
+    x = unlabelled(clients, server_data, needs.least).to(device)
+    return Store(x, needs.targets(x, seed), _all(len(x)))
+
+
+def _all(count: int) -> Any:
+    rows = torch.arange(count)
+    return lambda client: rows
 
 
 def unlabelled(clients: Clients, server_data: Any, least: int) -> Tensor:
@@ -62,28 +61,3 @@ def unlabelled(clients: Clients, server_data: Any, least: int) -> Tensor:
             f"server_data: {len(x)} unlabelled inputs don't fill one batch of {least}; give more, or lower server_batch"
         )
     return x
-
-
-def known_to(program: Program, parts: Mapping[str, Any], uploads: list[Contribution]) -> dict[str, Any]:
-    """What the server knows after a round: the pooled parts, and the cohort's uploads beside them."""
-    return {**parts, **gathered(program, dict(parts), uploads)}
-
-
-def at_server(
-    program: Program, engine: Any, state: FederationState, options: Mapping[str, float], outcome: Outcome
-) -> FederationState:
-    """The state after the server has distilled the cohort's ensemble; as it was where nobody contributed.
-
-    Training that ends in weights that are not finite is thrown away.
-    """
-    if not outcome.uploads:
-        return state
-    assert program.server.targets is not None
-    known = known_to(program, state.broadcast, outcome.uploads)
-    # In place: a captured graph reads this very tensor.
-    engine.store.y.copy_(program.server.targets(known, engine.store.x, (engine.seed, state.round, SERVER)))
-    order = Order(state.round, (SERVER,), (), broadcast_of(program, state), options)
-    made = engine.train(order, lambda k: None)
-    if not made.uploads:
-        return state
-    return state._replace(broadcast={**state.broadcast, **made.uploads[0].parts})

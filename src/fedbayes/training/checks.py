@@ -1,0 +1,53 @@
+"""What a federation is asked to do, tried before anything is trained: a device, an augmentation, the network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedbayes.data import Clients, Dataset
+from fedbayes.data.augment import AUGMENTATIONS
+from fedbayes.errors import InputError
+from fedbayes.methods import Setting
+from fedbayes.model.model import Augment, in_precision_of
+
+
+def augmentation(name: str | None, data: Dataset) -> Augment | None:
+    """The augmentation of this name, for these data."""
+    if name is None:
+        return None
+    if len(data.shape) != 3:
+        raise InputError(f"augment: {name} is for images [C, H, W]; {data.name} has inputs {list(data.shape)}")
+    return AUGMENTATIONS[name]
+
+
+def device_named(name: str) -> torch.device:
+    """A device that is there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device {name!r} is not one that PyTorch knows; use cpu, cuda or cuda:1") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("device cuda: PyTorch sees no CUDA device here; use --device cpu")
+    return device
+
+
+def try_network(setting: Setting, clients: Clients) -> None:
+    """One batch through the network, so that a wrong shape is a clear message and not a failure in round 1."""
+    data = clients.data
+    assert setting.prepare is not None
+    x = in_precision_of(setting.network, setting.prepare(setting.x)).expand(2, *setting.x.shape[1:])
+    modes = {layer: layer.training for layer in setting.network.modules()}
+    try:
+        with torch.no_grad():
+            output = setting.network.eval()(x)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        first = str(error).splitlines()[0]
+        raise InputError(f"the network can't take inputs of shape {list(data.shape)} ({x.dtype}): {first}") from error
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
+    needed = data.classes * setting.likelihood.width
+    if not isinstance(output, Tensor) or tuple(output.shape) != (2, needed):
+        got = list(output.shape)[1:] if isinstance(output, Tensor) else type(output).__name__
+        raise InputError(f"the network gives {got} for each input; {data.name} ({data.kind}) needs [{needed}]")

@@ -1,0 +1,180 @@
+"""From a network, clients and a method to a task: everything is checked and bound before the first round."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from fedbayes.data import Clients, Dataset, Standardise, from_clients
+from fedbayes.engine.choice import carry_of, choose
+from fedbayes.errors import InputError, unknown
+from fedbayes.federation.own_stages import with_stages
+from fedbayes.federation.program import Stage, Store
+from fedbayes.federation.round import at_home, cohort_size, gathering
+from fedbayes.federation.schedule import synchronous
+from fedbayes.methods import METHODS, Method, Setting, method_named
+from fedbayes.model.model import LIKELIHOODS, Likelihood
+from fedbayes.options import options_of
+from fedbayes.posterior.values import Posterior
+from fedbayes.training.checks import augmentation, device_named, try_network
+from fedbayes.training.server import server_store
+from fedbayes.training.settings import Judging, Training
+from fedbayes.training.task import Task, initial_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def naming_strays(train: Callable[P, R]) -> Callable[P, R]:
+    """The function, which answers an argument that it has not by saying where it belongs."""
+    known = list(inspect.signature(train).parameters)
+
+    @functools.wraps(train)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+        for name in options:
+            if name not in known:
+                method = options.get("method", inspect.signature(train).parameters["method"].default)
+                raise _stray(name, method if isinstance(method, str) else getattr(method, "name", ""), known)
+        return train(*args, **options)
+
+    return checked
+
+
+def _stray(name: str, method: str, known: list[str]) -> InputError:
+    if method in METHODS and name in options_of(METHODS[method]):
+        return InputError(
+            f"{name} is an option of the method: give it there, method=fedbayes.methods.{method}({name}=...)"
+        )
+    return unknown("argument", name, known)
+
+
+@naming_strays
+def prepare(
+    network: nn.Module,
+    clients: Clients | list[Any],
+    *,
+    method: str | Method = "feduab",
+    rounds: int = 50,
+    cohort: int | float | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    engine: str = "auto",
+    compile: str = "auto",
+    at_once: int | None = None,
+    precision: str = "float32",
+    likelihood: Likelihood | None = None,
+    frozen: tuple[str, ...] = (),
+    augment: str | None = None,
+    dropout: float = 0.0,
+    validation: float = 0.0,
+    patience: int | None = None,
+    evaluate_every: int = 1,
+    personal_every: int = 0,
+    target_loss: float | None = None,
+    target_accuracy: float | None = None,
+    monitor: str = "nll",
+    stages: Sequence[Stage] = (),
+    server_data: Any = None,
+    init: Mapping[str, Posterior] | None = None,
+) -> Task:
+    """Check everything that can be checked before the first round, and bind the method to the network and the data.
+
+    Arguments as in `fit`.
+    """
+    given = locals()
+    for group in (Training, Judging):
+        group(**{name: given[name] for name in options_of(group)})
+    if not isinstance(clients, Clients):
+        clients = from_clients(clients)
+    if isinstance(method, str):
+        method = method_named(method)
+    if patience is not None and not validation:
+        raise InputError("patience: early stopping needs a validation share too, such as validation=0.1")
+    if monitor == "accuracy" and clients.data.kind == "real":
+        raise InputError(f"monitor: {clients.data.name} is a regression, it has no accuracy; use nll")
+    size = cohort_size(cohort, len(clients))
+    held, sizes = torch.zeros(0, dtype=torch.int64), None
+    if validation:
+        clients, rows = clients.holdout(validation, seed)
+        held, sizes = torch.cat(rows), torch.tensor([len(own) for own in rows])
+        if not len(held):
+            raise InputError(f"validation: a share of {validation} leaves no client a row to hold out; raise it")
+    where = device_named(device)
+    data = clients.data
+    scale = data.target_scale
+    setting = Setting(
+        copy.deepcopy(network).to(where),
+        likelihood or LIKELIHOODS[data.kind](),
+        data.x[:1].to(where),
+        frozen,
+        data.prepare.on(where) if isinstance(data.prepare, Standardise) else data.prepare,
+        None if scale is None else (scale.mean, scale.std),
+        precision == "bf16",
+        augmentation(augment, data),
+        seed,
+        rounds,
+        data.y[:1].to(where),
+        int(clients.sizes.max()),
+        size,
+    )
+    try_network(setting, clients)
+    program = with_stages(method.build(setting), stages)
+    if init is not None:
+        program = program._replace(initial=initial_of(program, init, where))
+    server = server_store(program, clients, server_data, seed, where)
+    if not program.prediction.whole and validation:
+        raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
+    scheduler = synchronous(clients=len(clients), cohort=size, seed=seed, dropout=dropout)
+    chosen, line = choose(
+        program,
+        Store(*_on_device(data, where), clients.train_rows, server),
+        seed=seed,
+        engine=engine,
+        compile=compile,
+        chunk=at_once,
+        rounds=rounds,
+        size=int(clients.sizes.max()),
+        cohorts=scheduler.cohort,
+    )
+    return Task(
+        program=program,
+        home=at_home(program),
+        gather=gathering(program),
+        clients=clients,
+        validation=held,
+        engine=chosen,
+        carry=carry_of(chosen),
+        scheduler=scheduler,
+        choice=line,
+        precision=precision,
+        rounds=rounds,
+        cohort=size,
+        seed=seed,
+        patience=patience,
+        evaluate_every=evaluate_every,
+        device=where,
+        personal_every=personal_every,
+        target_loss=target_loss,
+        target_accuracy=target_accuracy,
+        monitor=monitor,
+        method=method.name,
+        validation_sizes=sizes,
+    )
+
+
+_PLACED: WeakKeyDictionary[Dataset, dict[torch.device, tuple[Tensor, Tensor]]] = WeakKeyDictionary()
+
+
+def _on_device(data: Dataset, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Training inputs and targets on a device, held there once for all runs on the same data."""
+    placed = _PLACED.setdefault(data, {})
+    if device not in placed:
+        placed[device] = data.x.to(device), data.y.to(device)
+    return placed[device]
