@@ -95,7 +95,6 @@ def test_an_unknown_key_of_a_table_is_refused(table: str) -> None:
 
 
 def test_names_of_choices_are_those_of_the_tables_they_stand_for() -> None:
-    assert set(settings.ENGINES) == set(choice.ENGINES)
     assert set(settings.COMPILE) == set(choice.COMPILE)
     assert set(settings.AUGMENTATIONS) == set(AUGMENTATIONS)
 
