@@ -109,7 +109,7 @@ def until(what: str, fine: Callable[[], Any], *, pause: float = 0.2) -> Any:
 class Machines:
     """A SuperLink and SuperNodes by the app's own scripts, each in a process group of its own."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, users: tuple[str, str] | None = None) -> None:
         self.folder, self.nodes = folder, nodes
         init(folder)
         digits = load("digits")
@@ -117,7 +117,7 @@ class Machines:
         np.savez(folder / "digits.npz", **arrays)
         (folder / folder.name / "mine.py").write_text(MINE.replace("DIGITS", str(folder / "digits.npz")))
         (folder / folder.name / "app.py").write_text(APP)
-        self.port = free_port()
+        self.port, self.control = free_port(), free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         self.environment = {
@@ -126,9 +126,10 @@ class Machines:
             "FLWR_HOME": str(folder / ".flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
+            **({"KEY_USER": users[0], "APP_USER": users[1]} if users else {"ONE_USER": "yes"}),
         }
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.call("sh", "secure.sh", str(nodes), self.address)
+        self.call("sh", "secure.sh", str(nodes), self.address, str(self.control))
 
     def call(self, *command: str) -> str:
         done = subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, timeout=PATIENCE)
@@ -156,11 +157,17 @@ class Machines:
 
     def superlink(self) -> None:
         before = self.log("superlink").count("registered") if "superlink.log" in os.listdir(self.folder) else 0
-        self.start("superlink", "sh", "superlink.sh", str(self.port))
-        until("the SuperLink listens", lambda: self.log("superlink").count("registered") > before)
+        self.start("superlink", "sh", "superlink.sh", str(self.port), str(self.control))
+        until(
+            "the SuperLink listens",
+            lambda: self.alive("superlink") and self.log("superlink").count("registered") > before,
+        )
+
+    def alive(self, name: str) -> bool:
+        assert self.running[name].poll() is None, self.log(name)[-3000:]
+        return True
 
     def node(self, k: int, more: str = "") -> None:
-        (self.folder / f"state/node-{k}").mkdir(parents=True, exist_ok=True)
         script = self.folder / "supernode.sh"
         if more:
             script = self.folder / f"supernode-{k}.sh"

@@ -54,7 +54,7 @@ def test_the_experiment_trains_here_as_it_is(tmp_path: Path, monkeypatch: pytest
     assert made.journal[-1]["test"]["count"] > 300
 
 
-@pytest.mark.parametrize("script", ["secure.sh", "superlink.sh", "supernode.sh"])
+@pytest.mark.parametrize("script", ["secure.sh", "users.sh", "superlink.sh", "supernode.sh"])
 def test_scripts_are_plain_shell(tmp_path: Path, script: str) -> None:
     init(tmp_path / "demo")
     subprocess.run(["sh", "-n", script], cwd=tmp_path / "demo", check=True)
@@ -73,7 +73,7 @@ def test_keys_are_made_once_and_never_lost(tmp_path: Path) -> None:
     assert made[0].items() <= made[1].items()
     assert set(made[1]) - set(made[0]) == {"node-1", "node-1.pub", "node-1.crt", "node-1.key"}
     config = tomllib.loads((tmp_path / "demo/.flwr/config.toml").read_text())
-    assert config["superlink"]["demo"]["address"] == "127.0.0.1:9443"
+    assert config["superlink"]["demo"]["address"] == "127.0.0.1:9444"
 
 
 def test_a_machine_without_the_tools_is_told_which_one_to_install(tmp_path: Path) -> None:

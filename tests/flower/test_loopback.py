@@ -135,7 +135,8 @@ def test_a_server_of_another_authority_is_not_spoken_to(machines: Machines) -> N
     folder = machines.folder / "elsewhere"
     folder.mkdir()
     shutil.copy(machines.folder / "secure.sh", folder)
-    subprocess.run(["sh", "secure.sh", "1", machines.address], cwd=folder, check=True, capture_output=True)
+    keys = ["sh", "secure.sh", "1", machines.address, str(machines.control)]
+    subprocess.run(keys, cwd=folder, check=True, capture_output=True)
     listed = subprocess.run(
         [shutil.which("flwr", path=machines.path), "list", machines.folder.name],
         cwd=folder,

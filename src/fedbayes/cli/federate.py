@@ -1,4 +1,4 @@
-"""Commands for federations on other machines: an app to edit, and places of clients whose keys are lost."""
+"""Commands for federations on other machines: an app to edit, the public port, places of clients with lost keys."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedbayes.cli.shared import app, out
+from fedbayes.errors import InputError
 
 flower_app = typer.Typer(no_args_is_help=True, help="Train on other machines, by Flower.")
 app.add_typer(flower_app, name="flower")
@@ -39,3 +40,20 @@ def release(
     for path in free(folder, client):
         out.print(f"  {path}")
     out.print(f"the next node that comes as client {client} takes its place; a run that is under way need not stop")
+
+
+@flower_app.command()
+def gate(
+    superlink: Annotated[str, typer.Option(help="Where the SuperLink listens, on this machine alone: 127.0.0.1:9444.")],
+    certificate: Annotated[Path, typer.Option(help="The server's certificate, which nodes see.")],
+    key: Annotated[Path, typer.Option(help="The key of that certificate.")],
+    authority: Annotated[Path, typer.Option(help="The certificate of the authority that signed the SuperLink's.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The public port.")] = 9443,
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every one.")] = "0.0.0.0",
+) -> None:
+    """Let nodes reach a SuperLink on a public port, and nobody its control interface."""
+    try:
+        from fedbayes.flower.gate import serve
+    except ModuleNotFoundError as error:
+        raise InputError('the gate needs Flower: pip install "fedbayes[flower]"') from error
+    serve((host, port), superlink, certificate=certificate, key=key, authority=authority)

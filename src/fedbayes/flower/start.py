@@ -14,6 +14,7 @@ FILES = {
     "experiment.toml": "experiment.toml.in",
     "README.md": "README.md.in",
     "secure.sh": "secure.sh.in",
+    "users.sh": "users.sh.in",
     "superlink.sh": "superlink.sh.in",
     "supernode.sh": "supernode.sh.in",
     "NAME/__init__.py": "package.py.in",
