@@ -348,6 +348,27 @@ def test_clients_score_beside_the_server_where_asked(tiny: Experiment, tmp_path:
     assert record["test_clients"] == pytest.approx(record["test"], rel=1e-12)  # their rows are the server's, dealt out
 
 
+PREDICTING: dict[str, dict[str, object]] = {
+    "fedswag": {"covariance": "low_rank", "rank": 3},
+    "fedavg": {},
+}
+
+
+@pytest.mark.parametrize("method", PREDICTING)
+@pytest.mark.parametrize("dtype", ["held", "bfloat16"])
+def test_clients_score_what_predicts_whatever_it_is(tiny: Experiment, tmp_path: Path, method: str, dtype: str) -> None:
+    """A normal with factors, a network: the clients' rows are the server's, dealt out."""
+    flower = {**tiny.flower, "client_scores": True, "dtype": dtype, "delta": True}
+    options = {"epochs": 2, "batch": 8, **({} if method == "fedavg" else {"test_draws": 3}), **PREDICTING[method]}
+    x = replace(tiny, data="flower_code:site", data_options={"public": True})
+    x = replace(x, method=method, options=options, flower=flower)
+    for record in federate(x, tmp_path).journal:
+        assert not any("left out of the scores" in note for note in record.get("notes", []))
+        close = {"held": 1e-9, "bfloat16": 0.1}[dtype]
+        assert record["test_clients"]["count"] == record["test"]["count"]
+        assert record["test_clients"]["nll"] == pytest.approx(record["test"]["nll"], rel=close)
+
+
 @pytest.mark.parametrize("spoilt", [{"nll": np.array(np.nan)}, {"count": np.zeros(2)}])
 def test_sums_that_cant_be_added_are_left_out_of_the_scores(
     tiny: Experiment, tmp_path: Path, spoilt: dict[str, np.ndarray]

@@ -11,7 +11,7 @@ from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower.settings import settings_of
 from fedbayes.flower.wire import Coding, Refused, check_head, fingerprint, head_of, layouts_of, read, write
 from fedbayes.posterior.layout import Layout
-from fedbayes.posterior.values import Draws, Gaussian, Parts, Point
+from fedbayes.posterior.values import Draws, FullGaussian, Gaussian, LowRank, Parts, Point
 
 LAYOUT = Layout(("w",), ((200,),))
 TYPES = {"held": 0.0, "float32": 0.0, "float16": 2**-10, "bfloat16": 2**-7}  # the largest relative error
@@ -76,6 +76,24 @@ def test_points_and_draws_travel_as_differences_from_a_gaussian() -> None:
         )["model"]
         assert type(got) is type(q)
         torch.testing.assert_close(got.mean, q.mean)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_has_a_covariance_loses_no_more_by_differences(dtype: str) -> None:
+    """Its mean is near the broadcast's; its scales and factors are near nothing that the server knows."""
+    random = torch.Generator().manual_seed(1)
+    before = {"model": Gaussian(3 + torch.randn(200, generator=random), torch.full((200,), 0.1), LAYOUT)}
+    mean = before["model"].mean + 1e-3 * torch.randn(200, generator=random)
+    factors = 1e-3 * torch.randn(3, 200, generator=random)
+    root = 1e-3 * torch.randn(200, 200, generator=random).tril() + 0.1 * torch.eye(200)
+    for q in (LowRank(mean, factors[0].abs(), factors, LAYOUT), FullGaussian(mean, root, LAYOUT)):
+        coding = Coding(dtype, delta=True)
+        got = read(write({"model": q}, coding, before), {"model": q}, coding, before)["model"]
+        torch.testing.assert_close(got.mean, q.mean, rtol=1e-6, atol=1e-5)
+        for name in ("scale", "factors", "tril"):
+            if hasattr(q, name):
+                atol = 1e-7 * bool(TYPES[dtype])  # below the normal numbers of float16
+                torch.testing.assert_close(getattr(got, name), getattr(q, name), rtol=TYPES[dtype], atol=atol)
 
 
 def test_a_scale_too_small_for_the_type_does_not_become_zero() -> None:

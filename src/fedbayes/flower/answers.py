@@ -10,7 +10,7 @@ from fedbayes.federation.program import FederationState, Program
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.node import EVALUATE, QUERY, REFINE, SECURE, TRAIN, Node
 from fedbayes.flower.wire import Coding, Letter, Refused, check_head, read, write
-from fedbayes.posterior.values import Draws, Parts, Point
+from fedbayes.posterior.values import Draws, LowRank, Parts, Point
 from fedbayes.training.personal import Federation, personal_sums
 from fedbayes.training.run import score_sums
 
@@ -79,13 +79,20 @@ def refine(node: Node, letter: Letter, kept: Kept) -> Letter:
 
 
 def predicting_like(program: Program, members: int, noise: int) -> Parts:
-    """Parts shaped as those that predict: the broadcast, an ensemble of so many members, so many noise figures."""
+    """Parts shaped as those that predict: the broadcast, an ensemble of so many members, so many noise figures.
+
+    Where clients send normals with a covariance, one normal with so many factors stands for the ensemble.
+    """
     like: Parts = dict(program.initial)
+    low = isinstance(program.pooling.uploaded(program.initial)[program.prediction.part], LowRank)
     if members:
         for part in program.pooling.rules:
             q = program.initial[part]
-            if q.mean.is_floating_point():
-                like[MEMBERS + part] = Draws(q.mean.new_zeros(members, q.mean.shape[-1]), q.layout)
+            rows = q.mean.new_zeros(members, q.mean.shape[-1])
+            if low and part == program.prediction.part:
+                like[MEMBERS + part] = LowRank(q.mean, q.mean, rows, q.layout)
+            elif not low and q.mean.is_floating_point():
+                like[MEMBERS + part] = Draws(rows, q.layout)
     if noise:
         like[NOISE_PART] = Point(program.initial[program.prediction.part].mean.new_zeros(noise))
     return like

@@ -21,7 +21,7 @@ from fedbayes.flower.settings import Settings
 from fedbayes.flower.shown import Clients
 from fedbayes.flower.total import Total
 from fedbayes.flower.wire import Head, Letter, write
-from fedbayes.posterior.values import Draws, Parts
+from fedbayes.posterior.values import Draws, LowRank, Parts
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
 from fedbayes.training.personal import noise_of_one
@@ -132,10 +132,10 @@ class Remote:
     def scores(self, state: FederationState) -> dict[str, float]:
         """Scores of a posterior on the test rows of all clients online: their sums are added, and decoded once."""
         kept = state.kept._replace(who=(), lone_noise=None)
-        members = [len(q.values) for q in kept.members.values() if isinstance(q, Draws)]
+        ensembles = [q for q in kept.members.values() if isinstance(q, Draws | LowRank)]
         about = {
             "round": state.round,
-            "members": members[0] if members else 0,
+            "members": next((len(q.factors if isinstance(q, LowRank) else q.values) for q in ensembles), 0),
             "noise": 0 if kept.noise is None else kept.noise.numel(),
         }
         parts = {**state.broadcast, **kept.as_parts()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +16,15 @@ from fedbayes.errors import shown
 from fedbayes.experiments.experiment import Experiment, table_of
 from fedbayes.posterior.values import (
     KINDS,
+    Draws,
+    FullGaussian,
     Gaussian,
+    LowRank,
     Parts,
+    Point,
     Posterior,
     check,
     flatten_parts,
-    map_tensors,
     unflatten_parts,
 )
 from fedbayes.runs.checkpoint import FREE
@@ -114,8 +118,10 @@ def write(parts: Parts, coding: Coding, reference: Parts | None = None) -> dict[
     """Parts as arrays; with a reference and `delta` as differences from it, in which half precision loses less."""
     if coding.delta and reference is not None:
         parts = {part: _difference(q, reference[part]) for part, q in parts.items()}
+        whole = {part for part, q in parts.items() if not isinstance(reference[part], Gaussian)}
     else:
-        parts = {part: _above_zero(q, coding.dtype) for part, q in parts.items()}
+        whole = set(parts)
+    parts = {part: _above_zero(q, coding.dtype) if part in whole else q for part, q in parts.items()}
     return {name: _array(t, coding.dtype) for name, t in flatten_parts(parts)[0].items()}
 
 
@@ -140,12 +146,12 @@ def read(
 
 
 def _difference(q: Posterior, of: Posterior) -> Posterior:
-    """q minus the broadcast: means by subtraction, scales by the logarithm of their ratio; counters stay."""
+    """q minus the broadcast: means by subtraction, scales by the logarithm of their ratio; all else as it is."""
     if not q.mean.is_floating_point():
         return q
     if isinstance(q, Gaussian) and isinstance(of, Gaussian):
         return Gaussian(q.mean - of.mean, (q.scale / of.scale).log(), q.layout)
-    return q if isinstance(q, Gaussian) else map_tensors(q, lambda t: t - of.mean)
+    return _moved(q, -of.mean)
 
 
 def _sum(d: Posterior, of: Posterior) -> Posterior:
@@ -154,7 +160,14 @@ def _sum(d: Posterior, of: Posterior) -> Posterior:
         return d
     if isinstance(d, Gaussian) and isinstance(of, Gaussian):
         return Gaussian(of.mean + d.mean, of.scale * d.scale.exp(), d.layout)
-    return d if isinstance(d, Gaussian) else map_tensors(d, lambda t: t + of.mean)
+    return _moved(d, of.mean)
+
+
+def _moved(q: Posterior, by: Tensor) -> Posterior:
+    """A value elsewhere: its weights move, its spread does not."""
+    if isinstance(q, Draws):
+        return replace(q, values=q.values + by)
+    return replace(q, mean=q.mean + by) if isinstance(q, Point | Gaussian | LowRank | FullGaussian) else q
 
 
 def _above_zero(q: Posterior, dtype: str) -> Posterior:
