@@ -25,26 +25,26 @@ def cubic_rounds(seed: int = 0) -> tuple[Any, dict[int, Predictive]]:
     """The toy (10 workers, 16 points each) and its predictions on [-6, 6] after the rounds that are shown."""
     data = load("cubic", seed=seed)
     tasks = folds.federations([data.as_seen()], fedag(), hidden=folds.hidden_units("cubic"), rounds=max(SHOWN), every=1)
-    seen: dict[int, Predictive] = {}
+    predictions: dict[int, Predictive] = {}
 
     def look(number: int, states: list[FederationState]) -> None:
         if number in SHOWN:
-            seen[number] = folds.predictions(tasks, states)[0]
+            predictions[number] = folds.predictions(tasks, states)[0]
 
     folds.train(tasks, look)
-    return data, seen
+    return data, predictions
 
 
 def cubic_figure(output: Path) -> list[Path]:
     """Figure 2: truth, data, predictive mean, and +- 3 standard deviations."""
     from matplotlib.figure import Figure
 
-    data, seen = cubic_rounds()
+    data, predictions = cubic_rounds()
     figure = Figure(figsize=(10.5, 3.4), layout="constrained")
     grid = data.test_x[:, 0].numpy()
     x, y = data.x[:, 0], data.target_scale.undo(data.y)[:, 0]
     axes = figure.subplots(1, len(SHOWN), sharey=True)
-    for ax, (number, p) in zip(axes, seen.items()):
+    for ax, (number, p) in zip(axes, predictions.items()):
         mean, scale = p.mean[:, 0].numpy(), p.total[:, 0].sqrt().numpy()
         ax.fill_between(grid, mean - 3 * scale, mean + 3 * scale, color="0.85", label="± 3 standard deviations")
         ax.plot(grid, grid**3, color=INK["FedAG network"], lw=1.5, label="truth, x³")

@@ -1,7 +1,7 @@
 """FedPPD's experiments: a method on a set, as the paper and its authors' code have it.
 
-What the paper does not say is as in the authors' published code: two shards of sorted labels a client and a few rows of
-every class beside them (10 on CIFAR-10), cropped and flipped images, a student's rate that stays within a round, a
+What the paper does not say is as in the authors' published code: two shards of sorted labels per client and a few rows
+of every class beside them (10 on CIFAR-10), cropped and flipped images, a student's rate that stays within a round, a
 teacher without dropout while it teaches. MNIST's rates are ours, chosen on training rows that nobody holds: of
 {.045, .09} for a teacher, whose steps are of half its rate, and {.055, .11, .22} for a student, falling like the
 teacher's, the highest were best; at the printed .045 and .055 FedAvg and FedPPD are a point and more below what is

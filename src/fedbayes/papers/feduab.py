@@ -135,7 +135,7 @@ COLUMNS = {
 
 
 def experiment_of(data: str, method: str, scenario: str) -> Experiment:
-    """The paper's setting: 100 clients, 10 a round, batch 10, 5 epochs, lr .05, 2000 rounds."""
+    """The paper's setting: 100 clients, 10 per round, batch 10, 5 epochs, lr .05, 2000 rounds."""
     name, options = METHODS[method]
     partition, settings = SCENARIOS[scenario]
     if data == "THUCNews" and name in ("feduab", "bpfed"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbayes.data import Dataset, load
 from fedbayes.data.partition import iid
@@ -75,12 +75,7 @@ def federations(
     for fold, one in enumerate(data):
         seed = fold if seeds is None else seeds[fold]
         observation = likelihood()
-        outputs = one.classes * observation.width
-        network = (
-            network_named("mlp", one.shape, outputs, seed=seed, hidden=(hidden,))
-            if hidden
-            else network_named("linear", one.shape, outputs, seed=seed)
-        )
+        network = _network(one, hidden, one.classes * observation.width, seed)
         spread = one.split(iid(), clients=clients, seed=seed)
         tasks.append(
             prepare(
@@ -96,6 +91,13 @@ def federations(
         )
     share_store([task.engine for task in tasks], [task.program for task in tasks])
     return tasks
+
+
+def _network(data: Dataset, hidden: int, outputs: int, seed: int) -> nn.Module:
+    """One hidden layer, or a linear map where there are no hidden units."""
+    if not hidden:
+        return network_named("linear", data.shape, outputs, seed=seed)
+    return network_named("mlp", data.shape, outputs, seed=seed, hidden=(hidden,))
 
 
 def train(

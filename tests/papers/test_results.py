@@ -1,0 +1,41 @@
+"""The tables in docs/results are those of the cells beside them: every figure again from the files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedbayes.papers.page import markdown
+from fedbayes.papers.rows import rows_of
+from fedbayes.papers.tables import TABLES
+
+RESULTS = Path("docs/results")
+PAGES = [
+    (name, scale)
+    for name, table in TABLES.items()
+    for scale in table.scales
+    if (RESULTS / f"{name}{'' if scale == 'paper' else f'-{scale}'}.json").is_file()
+]
+# Cells that it shares with table 7 have been trained for longer since its page was written.
+OLDER = [("feduab-8", "paper")]
+FIGURES = ("table", "row", "column", "metric", "ours", "error", "published", "rounds", "seeds", "seconds", "commit")
+
+
+def blocks(text: str) -> list[str]:
+    """The headings and rows of a page."""
+    return [line for line in text.splitlines() if line.startswith(("#", "|"))]
+
+
+def test_the_walk_finds_the_results():
+    assert len(PAGES) >= 29
+    assert set(OLDER) < set(PAGES)
+
+
+@pytest.mark.parametrize(("name", "scale"), [page for page in PAGES if page not in OLDER])
+def test_every_figure_is_that_of_the_cells(name, scale):
+    stem = name if scale == "paper" else f"{name}-{scale}"
+    committed = json.loads((RESULTS / f"{stem}.json").read_text())
+    rows = rows_of(name, TABLES[name], RESULTS, scale)
+    assert [[row[key] for key in FIGURES] for row in rows] == [[row[key] for key in FIGURES] for row in committed]
+    # How settings are listed above a table follows the order of the methods' options: blocks are compared.
+    assert blocks(markdown(TABLES[name], rows)) == blocks((RESULTS / f"{stem}.md").read_text())
