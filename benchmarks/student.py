@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from measure import Figures, seconds
 
-from fedbayes.model.model import Model, categorical
+from fedbayes.model.likelihood import categorical
+from fedbayes.model.model import Model
 from fedbayes.model.predictive import predictive
 from fedbayes.networks.papers import network_named
 from fedbayes.posterior.values import Gaussian, Point

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedbayes.evaluate import calibration as calibrate
     from fedbayes.evaluate import ood
     from fedbayes.federation import rules
-    from fedbayes.federation.rules import pool
+    from fedbayes.federation.pool import pool
     from fedbayes.posterior.layout import Layout
     from fedbayes.posterior.values import Draws, Flowed, FullGaussian, Gaussian, Grafted, Point
     from fedbayes.runs.folder import load
@@ -57,7 +57,7 @@ _HOMES = {
     "Run": "fedbayes.training.run",
     "fit": "fedbayes.training.rounds",
     "load": "fedbayes.runs.folder",
-    "pool": "fedbayes.federation.rules",
+    "pool": "fedbayes.federation.pool",
 }
 _MODULES = {
     "calibrate": "fedbayes.evaluate.calibration",

@@ -15,7 +15,8 @@ from fedbayes.data import from_clients
 from fedbayes.methods import fedavg
 from fedbayes.model import curvature
 from fedbayes.model.classifier import group_of
-from fedbayes.model.model import Model, bernoulli, categorical, mean_variance, normal
+from fedbayes.model.likelihood import bernoulli, categorical, mean_variance, normal
+from fedbayes.model.model import Model
 from fedbayes.posterior.full import FullGaussian
 from fedbayes.posterior.values import Gaussian
 

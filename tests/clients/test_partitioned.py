@@ -12,7 +12,7 @@ from fedbayes.clients.partitioned import partitioned
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
 from fedbayes.methods import Composed
-from fedbayes.model.model import normal
+from fedbayes.model.likelihood import normal
 from fedbayes.posterior.values import Gaussian, softplus_inverse
 from fedbayes.training.rounds import Memory, fit, prepare
 from fedbayes.training.rounds import rounds as every_round

@@ -12,7 +12,7 @@ from fedbayes.engine.loop import Loop
 from fedbayes.federation.program import Store
 from fedbayes.federation.round import open_round
 from fedbayes.methods import Setting, fedavg, fedprox
-from fedbayes.model.model import categorical
+from fedbayes.model.likelihood import categorical
 from fedbayes.noise import Tape
 from fedbayes.training.rounds import prepare
 

@@ -11,7 +11,7 @@ from fedbayes.clients.posterior_averaging import delta
 from fedbayes.engine.batches import schedule
 from fedbayes.federation.round import open_round
 from fedbayes.methods import fedpa
-from fedbayes.model.model import normal
+from fedbayes.model.likelihood import normal
 from fedbayes.training.rounds import prepare
 
 

@@ -10,7 +10,7 @@ from fedbayes.clients.refine import first_directions, first_flow
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
 from fedbayes.model.classifier import group_of
-from fedbayes.model.model import normal
+from fedbayes.model.likelihood import normal
 from fedbayes.posterior.flow import Flowed, Radial, reverse_kl
 from fedbayes.posterior.full import FullGaussian
 from fedbayes.posterior.spliced import Grafted

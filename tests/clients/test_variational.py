@@ -19,7 +19,8 @@ from fedbayes.engine.batches import schedule
 from fedbayes.federation.round import open_round
 from fedbayes.methods import feduab, fedvi
 from fedbayes.model.estimators import plan
-from fedbayes.model.model import Model, categorical, normal
+from fedbayes.model.likelihood import categorical, normal
+from fedbayes.model.model import Model
 from fedbayes.noise import Tape, normals
 from fedbayes.posterior.values import Gaussian
 from fedbayes.training.rounds import prepare

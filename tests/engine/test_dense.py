@@ -10,7 +10,8 @@ from fedbayes.data import from_clients
 from fedbayes.data.augment import crop_flip
 from fedbayes.engine.stacked import run_all
 from fedbayes.methods import method_named
-from fedbayes.model.model import Likelihood, Model, categorical, custom, mean_variance, normal
+from fedbayes.model.likelihood import Likelihood, categorical, custom, mean_variance, normal
+from fedbayes.model.model import Model
 from fedbayes.training.rounds import Memory, fit, prepare
 
 SIZES = [3, 30, 7, 16, 20]  # tenfold unequal

@@ -12,7 +12,7 @@ from torch import nn
 import fedbayes as fb
 from fedbayes.errors import InputError
 from fedbayes.export.program import export, predictor_of
-from fedbayes.model.model import normal
+from fedbayes.model.likelihood import normal
 
 # Reads both forms of every export below a folder, and writes what they say of the inputs beside them.
 READER = """import sys

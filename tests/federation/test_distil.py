@@ -11,7 +11,8 @@ from fedbayes.errors import InputError
 from fedbayes.federation.distil import dirichlet_draws, ensemble, gaussian_draws
 from fedbayes.methods import fedavg, fedbe, fedppd, fedppd_distill
 from fedbayes.methods.distilling import Distilling, pseudo_labels
-from fedbayes.model.model import Model, categorical
+from fedbayes.model.likelihood import categorical
+from fedbayes.model.model import Model
 from fedbayes.posterior.values import Draws, Point
 from fedbayes.training.rounds import Memory, prepare, rounds
 

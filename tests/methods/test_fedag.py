@@ -10,7 +10,7 @@ from fedbayes.engine.fast.rowwise import compiler
 from fedbayes.engine.sharing import share_store
 from fedbayes.errors import InputError
 from fedbayes.federation.round import cohort_of, predicting
-from fedbayes.model.model import normal
+from fedbayes.model.likelihood import normal
 from fedbayes.training.observation import observation_noise
 from fedbayes.training.rounds import Memory, fit, prepare, rounds, rounds_together
 from fedbayes.training.run import with_noise

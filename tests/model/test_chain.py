@@ -18,7 +18,8 @@ from fedbayes.engine import choice
 from fedbayes.engine.choice import quick_cpu
 from fedbayes.methods import method_named
 from fedbayes.model.chain import by_hand
-from fedbayes.model.model import Likelihood, Model, bernoulli, categorical, mean_variance, normal
+from fedbayes.model.likelihood import Likelihood, bernoulli, categorical, mean_variance, normal
+from fedbayes.model.model import Model
 from fedbayes.model.tracing import traced
 from fedbayes.training.rounds import fit
 

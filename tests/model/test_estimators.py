@@ -7,7 +7,8 @@ from torch import nn
 from torch.func import grad, vmap
 
 from fedbayes.model.estimators import ESTIMATORS, forward, plan
-from fedbayes.model.model import Model, categorical, normal
+from fedbayes.model.likelihood import categorical, normal
+from fedbayes.model.model import Model
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import Tape
 

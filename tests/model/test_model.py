@@ -9,7 +9,8 @@ from torch import nn
 
 from fedbayes import data, fit
 from fedbayes.methods import fedavg, feduab
-from fedbayes.model.model import Model, bernoulli, categorical, custom, normal, points_by_default
+from fedbayes.model.likelihood import bernoulli, categorical, custom, normal
+from fedbayes.model.model import Model, points_by_default
 from fedbayes.noise import Tape, normals
 
 

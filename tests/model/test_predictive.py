@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from fedbayes.model import predictive as predict
-from fedbayes.model.model import Model, bernoulli, categorical, custom, normal
+from fedbayes.model.likelihood import bernoulli, categorical, custom, normal
+from fedbayes.model.model import Model
 from fedbayes.model.predictive import Predictive, draw_weights, predictive
 from fedbayes.posterior.layout import Layout
 from fedbayes.posterior.values import Draws, Gaussian, Grafted, Point

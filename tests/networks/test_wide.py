@@ -5,7 +5,8 @@ import torch
 
 import fedbayes as fb
 from fedbayes.model.classifier import group_of
-from fedbayes.model.model import Model, categorical
+from fedbayes.model.likelihood import categorical
+from fedbayes.model.model import Model
 from fedbayes.networks.papers import network_named
 
 SIZES = {

@@ -9,7 +9,7 @@ import fedbayes as fb
 from fedbayes.federation.round import open_round
 from fedbayes.federation.rules import Rule
 from fedbayes.methods import METHODS, fedavg, feduab, fedvi, method_named
-from fedbayes.model.model import bernoulli, custom, normal
+from fedbayes.model.likelihood import bernoulli, custom, normal
 from fedbayes.training.rounds import prepare
 
 FAST = {"epochs": 1, "batch": 5}

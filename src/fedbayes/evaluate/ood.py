@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from fedbayes import scores as of
 from fedbayes.errors import InputError, unknown
 from fedbayes.model.interception import Takeover
-from fedbayes.model.model import Model, Weights
+from fedbayes.model.likelihood import Weights
+from fedbayes.model.model import Model
 from fedbayes.model.predictive import classifier_of, draw_weights, each_draw
 from fedbayes.noise import seeded
 from fedbayes.posterior.values import Draws, Parts, Point

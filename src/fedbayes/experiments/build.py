@@ -22,7 +22,7 @@ from fedbayes.experiments.own_code import called, imported, naming, parameters, 
 from fedbayes.experiments.own_pieces import dealing, stages_of
 from fedbayes.experiments.sites import alone, asks_for_client, everybody
 from fedbayes.methods import METHODS, Method, method_named
-from fedbayes.model.model import LIKELIHOODS, Likelihood
+from fedbayes.model.likelihood import LIKELIHOODS, Likelihood
 from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import seeded

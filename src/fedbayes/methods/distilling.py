@@ -18,7 +18,8 @@ from fedbayes.methods.groups import optimiser_named
 from fedbayes.methods.method import Method, Setting
 from fedbayes.methods.points import FedAvg, PointAveraging
 from fedbayes.methods.students import FedPPD
-from fedbayes.model.model import Model, Weights
+from fedbayes.model.likelihood import Weights
+from fedbayes.model.model import Model
 from fedbayes.model.predictive import each_draw
 from fedbayes.model.soft_targets import mixed, sharpened, soft_targets
 from fedbayes.options import (

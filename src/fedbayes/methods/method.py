@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Program, Stage
-from fedbayes.model.model import Augment, Likelihood
+from fedbayes.model.likelihood import Likelihood
+from fedbayes.model.model import Augment
 from fedbayes.options import check_names, check_values, options_of, record
 
 

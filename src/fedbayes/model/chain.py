@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbayes.model.convolution import FEW
-from fedbayes.model.model import Model, log_prob_of_classes
+from fedbayes.model.likelihood import log_prob_of_classes
+from fedbayes.model.model import Model
 from fedbayes.posterior.values import LOG_2PI
 
 Gradient = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]

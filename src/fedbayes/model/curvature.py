@@ -14,7 +14,7 @@ from torch.func import jacrev
 
 from fedbayes.errors import InputError
 from fedbayes.model.classifier import Group, Vectors
-from fedbayes.model.model import Likelihood, Weights
+from fedbayes.model.likelihood import Likelihood, Weights
 from fedbayes.posterior.full import FullGaussian, from_precision
 from fedbayes.posterior.values import Gaussian
 

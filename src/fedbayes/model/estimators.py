@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedbayes.model.convolution import conv2d
 from fedbayes.model.interception import Handler
-from fedbayes.model.model import Model, Weights
+from fedbayes.model.likelihood import Weights
+from fedbayes.model.model import Model
 from fedbayes.noise import Tape
 
 # Linear maps of their input, and the number of their spatial axes.

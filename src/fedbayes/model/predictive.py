@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedbayes.model.classifier import Group, group_of
-from fedbayes.model.model import Model, Weights
+from fedbayes.model.likelihood import Weights
+from fedbayes.model.model import Model
 from fedbayes.noise import Tape, address, generator, seeded
 from fedbayes.posterior.values import Draws, Grafted, LowRank, Point, Posterior
 

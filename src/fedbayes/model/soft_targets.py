@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedbayes.model.model import Likelihood, Weights
+from fedbayes.model.likelihood import Likelihood, Weights
 
 
 def soft_targets(likelihood: Likelihood, output: Tensor, weights: Weights) -> Tensor:

@@ -16,8 +16,8 @@ from fedbayes.engine.sharing import share_store
 from fedbayes.federation.program import FederationState
 from fedbayes.federation.round import predicting
 from fedbayes.methods import Method, fedag, fedavg, feduab, fedvi
+from fedbayes.model.likelihood import Likelihood, mean_variance, normal
 from fedbayes.model.linear import bayesian_linear
-from fedbayes.model.model import Likelihood, mean_variance, normal
 from fedbayes.model.predictive import Predictive, predictive
 from fedbayes.networks.papers import network_named
 from fedbayes.posterior.values import Draws, Parts

@@ -20,7 +20,7 @@ from fedbayes.federation.program import Stage, Store
 from fedbayes.federation.round import at_home, cohort_size, gathering
 from fedbayes.federation.schedule import synchronous
 from fedbayes.methods import METHODS, Method, Setting, method_named
-from fedbayes.model.model import LIKELIHOODS, Likelihood
+from fedbayes.model.likelihood import LIKELIHOODS, Likelihood
 from fedbayes.options import options_of
 from fedbayes.posterior.values import Posterior
 from fedbayes.training.checks import augmentation, device_named, try_network

@@ -18,7 +18,7 @@ from fedbayes.errors import Diverged
 from fedbayes.federation.program import Context, Order, Outcome, Stage
 from fedbayes.federation.round import close_round, merged, message_bytes
 from fedbayes.methods import Method
-from fedbayes.model.model import Likelihood
+from fedbayes.model.likelihood import Likelihood
 from fedbayes.posterior.values import Parts, Posterior
 from fedbayes.training.personal import personal_scores
 from fedbayes.training.prepare import naming_strays, prepare
