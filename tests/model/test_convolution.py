@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
+from fedbayes.model import convolution
 from fedbayes.model.convolution import by_products, conv2d
 
 SETTINGS = [
@@ -48,6 +49,31 @@ def test_products_in_bfloat16_are_near_the_convolution():
     for ours, plain in zip(slopes(by_products, True), slopes(F.conv2d, False)):
         assert ours.dtype == torch.float32
         assert 0 < (ours - plain).norm() / plain.norm() < 0.02
+
+
+@pytest.mark.parametrize("most", [2**22, 0], ids=["one product", "too many patches"])
+@pytest.mark.parametrize("settings", [*SETTINGS, {"stride": (2, 3), "padding": (0, 2)}], ids=str)
+def test_a_first_convolution_in_training_is_the_convolution_and_has_its_gradients(settings, most, monkeypatch):
+    monkeypatch.setattr(convolution, "PATCHES", most)
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3, 9, 8, generator=random, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(6, 3 // settings.get("groups", 1), 3, 2, generator=random, dtype=torch.float64)
+    bias = torch.randn(6, generator=random, dtype=torch.float64)
+
+    def found(way):
+        leaves = [t.clone().requires_grad_() for t in (weight, bias)]
+        out = way(x, *leaves, **settings)
+        assert way is F.conv2d or out.is_contiguous(memory_format=torch.channels_last)
+        return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
+
+    for ours, plain in zip(found(conv2d), found(F.conv2d)):
+        torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_a_first_convolution_of_more_rows_than_the_image_has_is_refused_as_pytorch_does():
+    x = torch.randn(2, 1, 2, 9).contiguous(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError, match="Kernel size"):
+        conv2d(x, torch.randn(3, 1, 3, 3, requires_grad=True))
 
 
 def test_few_channels_last_come_out_channels_last():

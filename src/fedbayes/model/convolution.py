@@ -14,6 +14,7 @@ from fedbayes.model.tracing import alone
 
 PIECE = 8192  # positions of a product whose gradient is one more product
 FEW = 4  # input channels that channels-last kernels of a CPU are slow for
+PATCHES = 2**22  # numbers in the patches of a batch that are worth their memory
 _STACKED = False  # whether steps of clients side by side are compiled
 
 
@@ -38,9 +39,37 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
         return by_products(input, weight, bias, *args, **kwargs)
     few = weight.shape[1] <= FEW and input.dim() == 4 and input.device.type == "cpu"
     if few and alone() and input.is_contiguous(memory_format=torch.channels_last):
+        if weight.requires_grad and not input.requires_grad:
+            return _product(input, weight, bias, *args, **kwargs)
         out = F.conv2d(input.contiguous(), weight, bias, *args, **kwargs)
         return out.contiguous(memory_format=torch.channels_last)
     return F.conv2d(input, weight, bias, *args, **kwargs)
+
+
+def _product(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """The first convolution of a network in training, as one product of all its patches: the output has channels last
+    as it is, and the gradient of the weights is one product more."""
+    (down, right), (rows, columns), fits = _pair(stride), weight.shape[-2:], not isinstance(padding, str)
+    top, left = _pair(padding) if fits else (0, 0)
+    count, channels, height, width = (*input.shape[:2], input.shape[2] + 2 * top, input.shape[3] + 2 * left)
+    high, wide = (height - rows) // down + 1, (width - columns) // right + 1
+    small = 0 < weight[0].numel() * count * high * wide <= PATCHES
+    if not (fits and small) or groups > 1 or _pair(dilation) != (1, 1):
+        out = F.conv2d(input.contiguous(), weight, bias, stride, padding, dilation, groups)
+        return out.contiguous(memory_format=torch.channels_last)
+    x = F.pad(input.contiguous(), (left, left, top, top))
+    image, channel, row, column = x.stride()
+    strides = (channel, row, column, image, row * down, column * right)
+    patches = x.as_strided((channels, rows, columns, count, high, wide), strides).reshape(weight[0].numel(), -1)
+    return F.linear(patches.T, weight.flatten(1), bias).view(count, high, wide, -1).permute(0, 3, 1, 2)
 
 
 def by_products(
