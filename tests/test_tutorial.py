@@ -1,4 +1,4 @@
-"""The Python blocks of the tutorial, the README and the contributors' page are run as they stand, in order."""
+"""The Python blocks of the docs, the README and the contributors' page are run as they stand, in order."""
 
 import re
 from pathlib import Path
@@ -45,3 +45,60 @@ def test_the_method_of_the_contributors_page_trains():
         for shrink in (1.0, 0.5)
     )
     torch.testing.assert_close(half, whole / 2, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def designed() -> dict[str, object]:
+    """What the design page's examples define: a rule, a client, a stage, a method."""
+    names: dict[str, object] = {"__name__": "design"}
+    for line, code in blocks("docs/design.md"):
+        exec(compile("\n" * (line - 1) + code, str(ROOT / "docs/design.md"), "exec"), names)
+    return names
+
+
+def small() -> tuple[nn.Module, fb.data.Clients]:
+    torch.manual_seed(0)
+    clients = fb.data.load("digits").split(fb.partition.iid(volume=40), clients=3, seed=0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double(), clients
+
+
+def test_the_rule_of_the_design_page_pools_scales_by_their_geometric_mean(designed):
+    q = [fb.Gaussian(torch.tensor([m]).double(), torch.tensor([s]).double()) for m, s in ((0.0, 1.0), (3.0, 4.0))]
+    pooled = fb.pool(designed["geometric"], q)
+    torch.testing.assert_close(
+        (pooled.mean, pooled.scale), (torch.tensor([1.5]).double(), torch.tensor([2.0]).double())
+    )
+    network, clients = small()
+    loop, stacked = (
+        fb.fit(network, clients, method=fb.methods.fedvi(rule=designed["geometric"], epochs=1), rounds=2, engine=engine)
+        for engine in ("loop", "stacked")
+    )
+    torch.testing.assert_close(loop.posterior.scale, stacked.posterior.scale)
+
+
+def test_the_method_of_the_design_page_follows_signs_and_averages_over_rounds(designed):
+    network, clients = small()
+    runs = {}
+    for average in (True, False):
+        method = designed["SignAverage"](lr=0.01, epochs=1, batch=40, average=average)
+        loop, stacked = (
+            fb.fit(network, clients, method=method, rounds=2, engine=engine) for engine in ("loop", "stacked")
+        )
+        torch.testing.assert_close(loop.posterior.mean, stacked.posterior.mean)
+        runs[average] = loop
+    start = nn.utils.parameters_to_vector(network.parameters()).detach()
+    first = fb.fit(network, clients, method=method, rounds=1).posterior.mean
+    steps = ((first - start) / 0.01 * 3).abs()  # one step of each of three clients of one size, in thirds of lr
+    assert ((steps - steps.round()).abs() < 1e-6).all()
+    assert float(steps.max()) == pytest.approx(3)
+    assert [record["averaged"] for record in runs[True].journal] == [1, 2]
+    assert not torch.equal(runs[True].posterior.mean, runs[False].posterior.mean)
+
+
+def test_the_stage_of_the_design_page_is_taken_by_fit(designed):
+    network, clients = small()
+    one, two = (
+        fb.fit(network, clients, method=fb.methods.fedavg(epochs=1), rounds=rounds, stages=stages).posterior.mean
+        for rounds, stages in ((1, []), (1, [designed["running_average"]()]))
+    )
+    assert torch.equal(one, two)
