@@ -1,4 +1,4 @@
-"""Commands that keep a federation on other machines going: flower watch, flower train."""
+"""Commands that keep a federation on other machines going: flower watch, flower train, flower status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from fedbayes.cli.federate import flower_app
-from fedbayes.cli.shared import Settings, out
+from fedbayes.cli.shared import Folder, Settings, out
 from fedbayes.errors import InputError
 
 
@@ -72,3 +72,18 @@ def train(
     place = output or f"runs/{name}"
     plan = Plan(app, superlink or name, place, shlex.join(settings or []), app / place, patience=patience)
     raise typer.Exit(Driver(plan, lambda text: out.print(escape(text))).drive())
+
+
+@flower_app.command()
+def status(folder: Folder) -> None:
+    """Where a federation stands: rounds, who took part, who is waited for.
+
+    Exit status: 0 where it is finished or in progress, 1 where it is not finished and nobody works on it.
+    """
+    from fedbayes.flower.status import lines, standings
+
+    runs = standings(folder)
+    for run in runs:
+        for line in lines(run):
+            out.print(escape(line), soft_wrap=True)
+    raise typer.Exit(0 if all(run.finished for run in runs) or any(run.alive for run in runs) else 1)

@@ -14,11 +14,13 @@ from fedbayes.experiments.experiment import Experiment
 from fedbayes.experiments.keys import FLOWER
 from fedbayes.federation.program import BY_MEMBERS, STATISTICS, Program
 from fedbayes.flower.measured import Deadline, Measured
+from fedbayes.flower.metrics import Metrics
 from fedbayes.flower.places import Places
 from fedbayes.flower.post import Post
 from fedbayes.flower.remote import Remote
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import settings_of
+from fedbayes.flower.status import Sign
 from fedbayes.flower.wire import head_of, layouts_of
 from fedbayes.runs.folder import Carrier, Run, Step, Watch
 from fedbayes.runs.folder import run as run_into
@@ -57,7 +59,9 @@ def check_sums(method: str, program: Program) -> None:
 def federated(post: Post) -> Carrier:
     """The way to clients behind a post, for `runs.folder`: rounds go there, and into a run folder as any others."""
 
+    clock = Measured(post, Deadline())
     rolls: list[Roll] = []
+    books: list[Metrics] = []
 
     def bind(experiment: Experiment, task: Task, folder: Path) -> Task:
         settings = settings_of(experiment.flower, task.cohort)
@@ -76,14 +80,27 @@ def federated(post: Post) -> Carrier:
         }
         if not rolls:  # nodes are asked who they are once for all methods of a comparison
             least = max(settings.min_clients, 3 if settings.secure else 1)  # below three a sum says too much of one
-            measured = Measured(post, Deadline(settings.quorum, settings.slack, least))
-            rolls.append(Roll(measured, head, task.clients.sizes.tolist(), settings, Places(settings.places)))
+            clock.deadline = Deadline(settings.quorum, settings.slack, least)
+            rolls.append(Roll(clock, head, task.clients.sizes.tolist(), settings, Places(settings.places)))
         rolls[0].places.keep_in(folder)
         engine = Remote(task, rolls[0], settings, head)
+        clock.sign = Sign(folder)
+        books.append(Metrics(folder, task.rounds))
         choice = "engine flower: clients elsewhere"
         return replace(task, engine=engine, carry=carry_of(engine), choice=choice, elsewhere=engine.personal)
 
-    return Carrier(bind, _rounds)
+    def steps(task: Task, progress: Progress, own: OwnStore, after: Callable[[], None]) -> Iterator[Step]:
+        assert clock.sign is not None
+        clock.sign.round = progress.state.round
+        for made, record in _rounds(task, progress, own, after):
+            phases, clients = clock.take_times()
+            record["phases"] = {**phases, "server": max(0.0, record["seconds"] - sum(phases.values()))}
+            record["client_seconds"] = {task.clients.name(k): seconds for k, seconds in sorted(clients.items())}
+            books[-1].add(record)
+            clock.sign.round = made.state.round
+            yield made, record
+
+    return Carrier(bind, steps)
 
 
 def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], None]) -> Iterator[Step]:

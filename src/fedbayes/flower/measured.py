@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fedbayes.flower.node import QUERY
+from fedbayes.flower.node import QUERY, SECURE, TRAIN
 from fedbayes.flower.places import Who
 from fedbayes.flower.post import Answer, Post
+from fedbayes.flower.status import Sign
 from fedbayes.flower.wire import Letter
 
+MASKED = SECURE[2]  # of a secure sum's letters the one that trains
 REMEMBERED = 5  # of the last answers of a node to letters of one kind, the longest counts
 
 
@@ -26,6 +28,7 @@ class Batch:
     clients: dict[int, int | None]  # by node, where the letter names one
     waiting: dict[str, int]  # nodes by message
     took: dict[int, float] = field(default_factory=dict)
+    seen: float = 0.0  # when it was looked at last
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ class Measured:
         self.batches: list[Batch] = []
         self.late: dict[str, tuple[Batch, int]] = {}
         self.before: dict[tuple[int, str], deque[float]] = {}
+        self.phases: dict[str, float] = {}  # seconds of waiting by kind of letter, since they were taken
+        self.clients: dict[int, float] = {}  # seconds that clients needed to train, since they were taken
+        self.sign: Sign | None = None
 
     def nodes(self) -> Mapping[int, Who]:
         nodes = self.post.nodes()
@@ -65,7 +71,9 @@ class Measured:
         ids = self.post.push(kind, letters, seconds)
         clients = {node: letter.head.get("client") for node, letter in letters.items()}
         self.batches = [batch for batch in self.batches if batch.waiting and batch.ends > began]
-        self.batches.append(Batch(kind, began, began + seconds, clients, dict(ids)))
+        batch = Batch(kind, began, began + seconds, clients, dict(ids), seen=began)
+        self.batches.append(batch)
+        self._show(batch)
         return ids
 
     def pull(self, ids: Iterable[str]) -> list[tuple[str, Answer]]:
@@ -81,7 +89,29 @@ class Measured:
             else:
                 self._take(key, answer, now)
                 replies.append((key, answer))
-        return replies + self._given_up(wanted - {key for key, _ in replies})
+        replies += self._given_up(wanted - {key for key, _ in replies})
+        self._look(wanted)
+        return replies
+
+    def take_times(self) -> tuple[dict[str, float], dict[int, float]]:
+        """Seconds by phase, and seconds that each client needed to train, since this was asked last."""
+        taken = self.phases, self.clients
+        self.phases, self.clients = {}, {}
+        return taken
+
+    def _look(self, wanted: set[str]) -> None:
+        """Count the time since the batch in question was looked at, and show how it stands."""
+        now = self.clock()
+        batch = self.batches[-1] if self.batches else None
+        if batch is not None and wanted:
+            self.phases[batch.kind] = self.phases.get(batch.kind, 0.0) + now - batch.seen
+            batch.seen = now
+            self._show(batch)
+
+    def _show(self, batch: Batch) -> None:
+        if self.sign is not None:
+            waiting = {batch.clients[node] for node in batch.waiting.values()}
+            self.sign.show(batch.kind, waiting, {batch.clients[node] for node in batch.took})
 
     def _take(self, key: str, answer: Answer, now: float) -> None:
         for batch in self.batches:
@@ -91,6 +121,9 @@ class Measured:
     def _note(self, batch: Batch, node: int, answer: Answer, seconds: float) -> None:
         if isinstance(answer, Letter) and "refused" not in answer.head:  # an error says nothing of how long work takes
             batch.took[node] = seconds
+            client = batch.clients[node]
+            if client is not None and batch.kind in (TRAIN, MASKED):
+                self.clients[client] = seconds
             self.before.setdefault((node, batch.kind), deque(maxlen=REMEMBERED)).append(seconds)
 
     def _given_up(self, wanted: set[str]) -> list[tuple[str, Answer]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -262,11 +263,34 @@ def _lock(folder: Path, *, shared: bool) -> Iterator[None]:
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is no regular file; delete it")
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"{folder} is in use by another process; wait for it, or give another --output") from error
+        for left in range(5, -1, -1):  # who only asks whether it is in use holds it for a moment
+            try:
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if not left:
+                    raise InputError(
+                        f"{folder} is in use by another process; wait for it, or give another --output"
+                    ) from error
+                time.sleep(0.05)
         yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process works in the folder now."""
+    path = folder / ".lock"
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return False
+    if not path.is_file():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 __all__ = ["Run", "Watch", "experiment_in", "load", "resume", "run"]

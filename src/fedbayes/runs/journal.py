@@ -135,6 +135,8 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "personal": _scores,
     "notes": _words,
     "left_out": _reasons,
+    "phases": _scores,
+    "client_seconds": _scores,
     "took_part": lambda v: isinstance(v, list) and all(isinstance(who, str | int) for who in v),
 }
 
@@ -164,7 +166,7 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
     """One round as a flat row: nested numbers get dotted names, lists and reasons become counts."""
     row: dict[str, Any] = {}
     for key, value in record.items():
-        if key == "left_out" or isinstance(value, list):
+        if key in ("left_out", "client_seconds") or isinstance(value, list):
             row[key] = len(value)
         elif isinstance(value, Mapping):
             row |= {f"{key}.{name}": number for name, number in value.items()}
