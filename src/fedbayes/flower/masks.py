@@ -13,32 +13,56 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
-from flwr.supercore.primitives.asymmetric import (
-    bytes_to_private_key,
-    bytes_to_public_key,
-    generate_key_pairs,
-    private_key_to_bytes,
-    public_key_to_bytes,
-)
+from flwr.supercore.primitives.asymmetric import sign_message, verify_signature
 
 __all__ = ["agreed", "box", "combine_shares", "create_shares", "key_pair", "mask", "neighbours", "opened", "threshold"]
 
 NEIGHBOURS = 32  # that a client has on each side, at most: a cohort of up to 65 is a complete graph
+CURVE = ec.SECP256R1()  # keys live for one attempt at a round
+PRIVATE, PUBLIC, PROOF = 32, 33, 72  # bytes of a key, of its point on the curve, and of a signature at most
+SEED, SHARE = 32, 52  # bytes of a seed, and of a share: 4 for its number, then the secret in three blocks of 16
 
 
 def key_pair() -> tuple[bytes, bytes]:
     """A private and a public key."""
-    private, public = generate_key_pairs()
-    return private_key_to_bytes(private), public_key_to_bytes(public)
+    number = ec.generate_private_key(CURVE).private_numbers().private_value.to_bytes(PRIVATE, "big")
+    return number, public_of(number)
+
+
+def public_of(private: bytes) -> bytes:
+    """The public key of a private one."""
+    return _private(private).public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+
+
+def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
+    return ec.derive_private_key(int.from_bytes(key, "big"), CURVE)
 
 
 def agreed(private: bytes, public: bytes) -> bytes:
     """The key that two clients have in common, each from its own private key and the other's public one."""
-    shared: bytes = generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
+    point = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public)
+    shared: bytes = generate_shared_key(_private(private), point)
     return shared
+
+
+def proof(private: bytes, text: str) -> bytes:
+    """That one has a private key, for a text that says for whom and for what: a copied public key has none."""
+    signature: bytes = sign_message(_private(private), text.encode())
+    return signature
+
+
+def proves(public: bytes, given: bytes, text: str) -> bool:
+    """Whether a proof is that of the holder of a key, for this text."""
+    try:
+        point = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public)
+    except ValueError:  # not a point of the curve
+        return False
+    return bool(verify_signature(point, text.encode(), given))
 
 
 def box(key: bytes, *contents: bytes) -> bytes:
@@ -49,7 +73,7 @@ def box(key: bytes, *contents: bytes) -> bytes:
 
 
 def opened(key: bytes, sealed: bytes) -> list[bytes]:
-    """The inverse of `box`."""
+    """The inverse of `box`; some exception where the box was not closed with this key."""
     plain: bytes = decrypt(key, sealed)
     lengths = [int.from_bytes(plain[1 + 4 * i : 5 + 4 * i], "little") for i in range(plain[0])]
     contents, at = [], 1 + 4 * plain[0]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from fedbayes.clients.client import Own
 from fedbayes.engine.loop import Loop
@@ -12,13 +10,12 @@ from fedbayes.errors import InputError
 from fedbayes.federation.kept import NOISE_PART
 from fedbayes.federation.program import SERVER, TRAIN, FederationState, Order, Outcome, OwnState, Program, nothing
 from fedbayes.federation.round import drawn
-from fedbayes.flower.border import Form, Refusal, guarded, opened, reply_of, scores_of
+from fedbayes.flower.border import Form, Refusal, guarded, reply_of, scores_of
 from fedbayes.flower.node import EVALUATE, REFINE
 from fedbayes.flower.node import TRAIN as ASK
 from fedbayes.flower.post import Answer, exchange
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings
-from fedbayes.flower.shown import Clients
 from fedbayes.flower.total import Total
 from fedbayes.flower.wire import Head, Letter, write
 from fedbayes.posterior.values import Draws, LowRank, Parts
@@ -85,40 +82,10 @@ class Remote:
         )
 
     def _secure(self, order: Order, own: OwnState, after: Callable[[], None]) -> Outcome:
-        """The sum without the terms; begun anew, with new keys, where too many dropped out of it."""
-        from fedbayes.flower.secure_sum import MASKED, SecureSum, TooFew  # needs Flower's cryptography
+        """The sum without the terms."""
+        from fedbayes.flower.secure_round import SecureRound  # needs Flower's cryptography
 
-        why, sums = "", list[Clients]()
-        for number in range(self.settings.attempts):
-            asked = self._choose(order, Total(self.program, order, self.settings.coding))
-            rows = {card.client: card.rows for card in self.roll.cards.values()}
-            unit = sum(rows[k] for k in asked) / max(1, len(asked))
-            head = {**self._coded(), "attempt": f"{number}-{secrets.token_hex(8)}"}
-            attempt = SecureSum(self.program, order, self.settings, head, sums)
-
-            def exchange(kind: str, letters: Mapping[int, Letter], asked: Any = asked) -> Iterator[tuple[int, Answer]]:
-                nodes = {asked[k]: k for k in letters}
-                for node, answer in self._exchange(kind, {asked[k]: letter for k, letter in letters.items()}):
-                    if kind == MASKED:
-                        after()
-                    yield nodes[node], answer
-
-            def read_one(client: int, answer: Answer) -> Letter:
-                return opened(answer, self._expected(client, order.round))
-
-            try:
-                made = attempt.run({k: _counted(own(k)) for k in asked}, unit, exchange, read_one)
-                self.notes += attempt.notes
-                self.took_part = sorted(made.own)
-                return made
-            except TooFew as error:
-                why = str(error)
-            why += "".join(f"; client {k}: {text}" for k, text in sorted(attempt.left_out.items()))
-            self.notes.append(f"the secure sum was begun anew: {why}")
-        raise InputError(
-            f"round {order.round + 1}: no secure sum came about ({why}). "
-            "The rounds before it are kept: start the run again into the same folder when the nodes are back"
-        )
+        return SecureRound(self, order, lambda k: _counted(own(k)), after).run()
 
     def take_notes(self) -> list[str]:
         notes, self.notes = [*self.roll.take_notes(), *self.notes], []

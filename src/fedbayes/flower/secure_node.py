@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedbayes.federation.round import contribute
 from fedbayes.flower import masks
-from fedbayes.flower.fixed import METRIC, flat, quantise, split
+from fedbayes.flower.fixed import METRIC, RANGE, flat, quantise, split
 from fedbayes.flower.kept import Kept
 from fedbayes.flower.node import Node
+from fedbayes.flower.promises import Evidence, Promise, pair
+from fedbayes.flower.secure_letters import SUM
 from fedbayes.flower.shown import LEAST, Sum, digest
-from fedbayes.flower.wire import Letter, Refused
+from fedbayes.flower.wire import Head, Letter, Refused
 
 # What each letter may follow in one attempt at a round: a server that asks twice could subtract what it got. Only the
 # last may come again, word for word, for a reply may be lost: its answer is the same, and says nothing new.
@@ -31,10 +34,12 @@ ORDER: dict[str, tuple[str, ...]] = {
 def answer(node: Node, kind: str, letter: Letter, kept: Kept) -> Letter:
     """The reply to one of the four letters; what must stay secret until the next lies in `kept.secret`."""
     block = kept.secret.fetch()
-    secret: dict[str, Any] = json.loads(block) if block and ORDER[kind] else {}
+    secret: dict[str, Any] = json.loads(block) if block else {}
     at = [letter.head["run"], letter.head["round"], letter.head["attempt"]]
     if ORDER[kind] and (secret.get("at") != at or secret.get("after") not in ORDER[kind]):
         raise Refused(f"a secure sum asks in turn: {kind} came without {ORDER[kind][0]} of the same attempt")
+    if not ORDER[kind]:
+        secret = {"past": _past(secret, at)}
     secret["at"] = at
     kept.secret.store(b"")  # whatever happens now, no letter is answered twice
     made = ANSWERS[kind](node, letter, kept, secret)
@@ -42,11 +47,23 @@ def answer(node: Node, kind: str, letter: Letter, kept: Kept) -> Letter:
     return made
 
 
+def _past(secret: dict[str, Any], at: list[Any]) -> dict[str, Any]:
+    """What attempts at this round have promised for whose sum shares were given, by attempt."""
+    if secret.get("at", [])[:2] != at[:2]:
+        return {}
+    if "given" not in secret:
+        return dict(secret["past"])
+    return {**secret["past"], secret["at"][2]: {"clients": secret["given"][0], "roots": secret["roots"]}}
+
+
 def keys(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Letter:
-    """Two new key pairs: one for the masks, one for the boxes in which shares travel."""
-    (mask_private, mask_public), (box_private, box_public) = masks.key_pair(), masks.key_pair()
-    secret |= {"mask": mask_private.hex(), "box": box_private.hex(), "public": mask_public.hex()}
-    return Letter(node.reply(letter, mask_key=mask_public, box_key=box_public), {})
+    """Two new key pairs: one for the masks, one for the boxes in which shares travel; and that they are its own."""
+    text = masks.purpose(f"key {node.client}", *secret["at"])
+    pairs = {"mask": masks.key_pair(), "box": masks.key_pair()}
+    secret |= {name: private.hex() for name, (private, _) in pairs.items()}
+    public = {f"{name}_key": public for name, (_, public) in pairs.items()}
+    proofs = {f"{name}_proof": masks.proof(private, text) for name, (private, _) in pairs.items()}
+    return Letter(node.reply(letter, **public, **proofs), {})
 
 
 def shares(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Letter:
@@ -58,29 +75,31 @@ def shares(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
         raise Refused("its neighbours' keys are too few, or not one of each")
     holders = sorted([node.client, *near])
     needed = masks.threshold(len(holders))
-    seed = os.urandom(32)
+    seed = os.urandom(masks.SEED)
     parts = zip(
         masks.create_shares(seed, needed, len(holders)),
         masks.create_shares(bytes.fromhex(secret["mask"]), needed, len(holders)),
     )
     given = dict(zip(holders, parts))
+    promise = Promise.of(seed, given)
     name = f"{node.client}".encode()
-    boxes = {
-        k: masks.box(masks.agreed(bytes.fromhex(secret["box"]), pair[1]), name, f"{k}".encode(), *given[k])
-        for k, pair in near.items()
-    }
+    boxes = [
+        masks.box(masks.agreed(bytes.fromhex(secret["box"]), key), name, f"{k}".encode(), *given[k], promise.root)
+        for k, (_, key) in near.items()
+    ]
     secret |= {
         "seed": seed.hex(),
         "near": {str(k): [key.hex() for key in pair] for k, pair in near.items()},
         "held": {str(node.client): [share.hex() for share in given[node.client]]},
+        "roots": {str(node.client): promise.root.hex()},
     }
-    return Letter(node.reply(letter, to=list(boxes), boxes=list(boxes.values())), {})
+    return Letter(node.reply(letter, boxes=boxes, promise=promise.block), {})
 
 
 def masked(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Letter:
     """A client's round, its statistics as whole numbers under its masks."""
     head, program = letter.head, node.task.program
-    _take_boxes(node, secret, dict(zip(head["sources"], head["boxes"])))
+    bad = _take_boxes(node, secret, head)
     trained = node.trained(letter, kept)
     upload, info = trained.upload, trained.info
     assert program.pooling.weighting.weigh is not None
@@ -90,25 +109,27 @@ def masked(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
     terms, finite = contribute(program, upload, info, weight)
     if not bool(finite):
         raise Refused("its weight was not finite")
-    figures = {name: torch.as_tensor(value).double() for name, value in upload.metrics.items()}
+    # A figure is only told: one that does not fit into the sum is no reason to leave the client out of it.
+    figures = {name: _within(torch.as_tensor(value)) for name, value in upload.metrics.items()}
     hidden, clear = split(program, {**terms, **({METRIC: figures} if figures else {})})
     vector = quantise(hidden, head["clients"])
     vector = vector + masks.mask(bytes.fromhex(secret["seed"]), masks.purpose("own", *secret["at"]), len(vector))
-    for k in map(int, secret["held"]):
-        if k != node.client:
-            key = masks.agreed(bytes.fromhex(secret["mask"]), bytes.fromhex(secret["near"][str(k)][0]))
-            pair = masks.mask(key, masks.purpose("pair", *secret["at"]), len(vector))
-            vector = vector + pair if node.client > k else vector - pair
+    for k in secret["sources"]:
+        key = masks.agreed(bytes.fromhex(secret["mask"]), bytes.fromhex(secret["near"][str(k)][0]))
+        mask = masks.mask(key, masks.purpose("pair", *secret["at"]), len(vector))
+        vector = vector + mask if node.client > k else vector - mask
     secret["broadcast"] = digest(head["method"], trained.broadcast)
     kept.put(head["round"], upload.own, head["counted"], trained.own)
-    arrays = {"sum": vector, **{name: np.asarray(t.cpu()) for name, t in flat(clear).items()}}
-    return Letter(node.reply(letter, own=bool(upload.own), lost=trained.lost, figures=sorted(figures)), arrays)
+    arrays = {SUM: vector, **{name: np.asarray(t.cpu()) for name, t in flat(clear).items()}}
+    said = {"own": bool(upload.own), "lost": trained.lost, "figures": sorted(figures), "bad": bad}
+    return Letter(node.reply(letter, **said), arrays)
 
 
 def unmask(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Letter:
     """Shares of the seeds of those in the sum, and of the keys of neighbours who are not; never both of one client."""
     alive, gone = sorted({*letter.head["alive"]}), sorted({*letter.head["gone"]})
-    known, near = {int(k) for k in secret["held"]}, {*alive} & {int(k) for k in secret["held"]}
+    known = {node.client, *secret["sources"]}
+    near = {*alive} & known
     if {*alive} & {*gone} or not {*gone} <= known or node.client not in alive:
         raise Refused("it was asked for shares that together would show a client's upload")
     if not 0 <= alive[0] <= alive[-1] < len(node.task.clients):
@@ -118,27 +139,52 @@ def unmask(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
     if secret.setdefault("given", [alive, gone]) != [alive, gone]:
         raise Refused("a secure sum asks in turn: it gave the shares of another sum of this attempt already")
     run, number, _ = secret["at"]
-    kept.shown.admit(Sum(f"{run} {letter.head['method']} {number}", secret["broadcast"], frozenset(alive)))
-    held = {k: [bytes.fromhex(share) for share in secret["held"][str(k)]] for k in known}
-    of = sorted(near | {*gone})
+    key = f"{run} {letter.head['method']} {number}"
+    for written in letter.head["evidence"]:
+        _strike(secret["past"], Evidence.read(written), kept, key)
+    kept.shown.admit(Sum(key, secret["broadcast"], frozenset(alive)))
+    held = {int(k): [bytes.fromhex(share) for share in pair] for k, pair in secret["held"].items()}
+    of = sorted((near | {*gone}) & {*held})
     return Letter(node.reply(letter, of=of, shares=[held[k][0] if k in near else held[k][1] for k in of]), {})
 
 
-def _take_boxes(node: Node, secret: dict[str, Any], boxes: dict[int, bytes]) -> None:
-    """Keep the shares that came in boxes, each from who it says it is from."""
-    for source, sealed in boxes.items():
-        if str(source) not in secret["near"]:
-            raise Refused(f"client {source} is no neighbour of it")
+def _strike(past: dict[str, Any], evidence: Evidence, kept: Kept, key: str) -> None:
+    """Strike a client from a sum that its own false shares have kept from being shown: it is not hidden any more."""
+    told = past.get(evidence.attempt, {"roots": {}})
+    root = told["roots"].get(str(evidence.client))
+    if root is None or not evidence.holds(bytes.fromhex(root)):
+        raise Refused(f"there is no evidence against client {evidence.client}")
+    kept.shown.strike(key, frozenset(told["clients"]), evidence.client)
+
+
+def _within(figure: Tensor) -> Tensor:
+    return figure.double().nan_to_num(RANGE, RANGE, -RANGE).clamp(-RANGE, RANGE)
+
+
+def _take_boxes(node: Node, secret: dict[str, Any], head: Head) -> list[int]:
+    """Keep the shares that came in boxes, each from who it says it is from; gives those whose boxes can't be used."""
+    sources = head["sources"]
+    secret["sources"] = sources
+    if not {*map(str, sources)} <= {*secret["near"]} or len({*sources}) < len(sources):
+        raise Refused("boxes came from clients that are no neighbours of it")
+    if len(sources) + 1 < masks.threshold(len(secret["near"]) + 1):
+        raise Refused("too few of its neighbours are left to hide one another")
+    bad = []
+    for source, sealed, promised in zip(sources, head["boxes"], head["promises"], strict=True):
         key = masks.agreed(bytes.fromhex(secret["box"]), bytes.fromhex(secret["near"][str(source)][1]))
         try:
-            sender, receiver, *parts = masks.opened(key, sealed)
-        except Exception as error:
-            raise Refused(f"the box of client {source} can't be opened") from error
-        if (sender, receiver) != (f"{source}".encode(), f"{node.client}".encode()):
-            raise Refused(f"the box of client {source} is not from it, or not for client {node.client}")
-        secret["held"][str(source)] = [part.hex() for part in parts]
-    if len(secret["held"]) < masks.threshold(len(secret["near"]) + 1):
-        raise Refused("too few of its neighbours are left to hide one another")
+            sender, receiver, of_seed, of_key, root = masks.opened(key, sealed)
+            fits = (sender, receiver) == (f"{source}".encode(), f"{node.client}".encode())
+            fits &= len(of_seed) == len(of_key) == masks.SHARE
+            fits &= pair(of_seed, of_key) + root == promised
+        except Exception:  # whatever is in another's box must not stop this client
+            fits = False
+        if not fits:
+            bad.append(source)
+            continue
+        secret["held"][str(source)] = [of_seed.hex(), of_key.hex()]
+        secret["roots"][str(source)] = root.hex()
+    return bad
 
 
 ANSWERS: dict[str, Callable[[Node, Letter, Kept, dict[str, Any]], Letter]] = {

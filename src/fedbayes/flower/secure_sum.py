@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from fedbayes.clients.client import Info, Own, Upload
-from fedbayes.federation.program import Order, Outcome, Program, Terms
-from fedbayes.federation.round import contribute
-from fedbayes.federation.rules import added
+from fedbayes.federation.program import Order, Outcome, Program
 from fedbayes.flower import masks
-from fedbayes.flower.fixed import METRIC, dequantise, flat, split
+from fedbayes.flower.border import Refusal, guarded
+from fedbayes.flower.hidden import Hidden
 from fedbayes.flower.post import Answer
+from fedbayes.flower.promises import Evidence, Promise, key_of, seed_of
+from fedbayes.flower.secure_letters import Dealt, Form, Keys, dealt_of, keys_of, masked_of, shares_of
 from fedbayes.flower.settings import Settings
 from fedbayes.flower.shown import LEAST, Clients, few, names
-from fedbayes.flower.wire import Head, Letter, Refused, write
+from fedbayes.flower.wire import Head, Letter, write
 
 KEYS, SHARES, MASKED, UNMASK = "train.keys", "train.shares", "train.masked", "train.unmask"
 Exchange = Callable[[str, Mapping[int, Letter]], Iterator[tuple[int, Answer]]]  # by client
-Open = Callable[[int, Answer], Letter]  # of a client's answer; Refused where it can't be used
+Value = TypeVar("Value")
 
 
 class TooFew(ValueError):
-    """So many clients are gone that the masks of the others can't be taken off."""
+    """So many clients are gone that the masks of the others can't be taken off, or must not be."""
+
+
+class Spoilt(ValueError):
+    """Clients have made an attempt useless; without them another can be made."""
+
+    def __init__(self, clients: Mapping[int, str], evidence: Iterable[Evidence] = ()) -> None:
+        self.clients, self.evidence = clients, [*evidence]
+        super().__init__("; ".join(f"client {k}: {why}" for k, why in sorted(clients.items())))
 
 
 class SecureSum:
@@ -43,163 +50,183 @@ class SecureSum:
         self.at = head["run"], order.round, head["attempt"]
         self.head = {**head, "round": order.round}
         self.least = max(LEAST, min(settings.min_clients, len(order.cohort)))
-        self.left_out: dict[int, str] = {}
-        self.withheld: dict[int, str] = {}  # by those who are in the sum, but give no shares
-        self.notes: list[str] = []
+        self.refusals: dict[int, Refusal] = {}  # of those who are not in the sum
+        self.withheld: dict[int, Refusal] = {}  # of those who are in it, but give no shares
+        self.evidence: list[Evidence] = []  # against clients of earlier attempts
 
-    def run(self, counted: Mapping[int, int], unit: float, exchange: Exchange, read_one: Open) -> Outcome:
+    def run(
+        self, counted: Mapping[int, int], unit: float, exchange: Exchange, expected: Callable[[int], Head]
+    ) -> Outcome:
         """The outcome over the clients of `counted`, who kept their own state after the rounds that it names."""
-        self.exchange, self.read_one, self.clients = exchange, read_one, len(counted)
-        public = self._ask(KEYS, {k: {} for k in counted}, mask_key=bytes, box_key=bytes)
-        self.keys = {k: letter.head["mask_key"] for k, letter in public.items()}
-        self._enough(public)
-        near = masks.neighbours(sorted(public), secrets.randbits(64))
+        self.exchange, self.expected, self.clients = exchange, expected, max(1, len(self.order.cohort))
+        self.keys = self._keys(counted)
+        self._enough(self.keys)
+        self.near = masks.neighbours(sorted(self.keys), secrets.randbits(64))
+        self.dealt = self._dealt()
+        self._enough(self.dealt)
+        self.near = {k: [j for j in self.near[k] if j in self.dealt] for k in self.dealt}
+        hidden = self._masked({k: {"counted": counted[k], "weight_unit": unit} for k in self.dealt})
+        figures, others = hidden.agreed()
+        for k, why in others.items():
+            self._refuse(k, Refusal(k, why))
+        replies = {k: reply for k, reply in sorted(hidden.replies.items()) if k not in others}
+        alive = self._settled(replies, {k: reply.bad for k, reply in hidden.replies.items()})
+        vector = hidden.sums[figures]
+        for mask in self._masks(alive, self._shares(alive), len(vector)):
+            vector += mask
+        self.lost = [k for k in replies if replies[k].lost]
+        return hidden.outcome(vector, replies, self.clients)
+
+    def _keys(self, counted: Iterable[int]) -> dict[int, Keys]:
+        def read(k: int, answer: Answer) -> Keys:
+            return keys_of(answer, self.expected(k), masks.purpose(f"key {k}", *self.at))
+
+        keys = dict(self._ask(KEYS, {k: {} for k in counted}, read))
+        holders: dict[bytes, list[int]] = {}
+        for k, own in keys.items():
+            for key in own:
+                holders.setdefault(key, []).append(k)
+        for k in {k for shared in holders.values() if len(shared) > 1 for k in shared}:
+            # Each has shown that it holds the private key, so that nobody's was copied: they have one together.
+            self._refuse(k, Refusal(k, "its key is another client's too"))
+            del keys[k]
+        return dict(sorted(keys.items()))
+
+    def _dealt(self) -> dict[int, Dealt]:
         about = {
             k: {
                 "near": others,
-                "mask_keys": [self.keys[j] for j in others],
-                "box_keys": [public[j].head["box_key"] for j in others],
+                "mask_keys": [self.keys[j].mask for j in others],
+                "box_keys": [self.keys[j].box for j in others],
             }
-            for k, others in near.items()
+            for k, others in self.near.items()
         }
-        shared = self._ask(SHARES, about, to=list, boxes=list)
-        self._enough(shared)
-        boxes: dict[int, dict[int, bytes]] = {k: {} for k in shared}
-        for source, letter in shared.items():
-            for to, sealed in zip(letter.head["to"], letter.head["boxes"]):
-                if to in boxes:
-                    boxes[to][source] = sealed
-        sent = {"weight_unit": unit, "clients": self.clients, "dtype": self.settings.dtype, "delta": False}
-        arrays = write(self.order.broadcast, self.settings.coding)
-        orders = {
-            k: {**sent, "counted": counted[k], "sources": [*own], "boxes": [*own.values()]} for k, own in boxes.items()
-        }
-        total = _Total(self)
-        for k, letter in self._each(MASKED, orders, arrays, own=bool, lost=bool, figures=list):
-            try:
-                total.add(k, letter)
-            except Refused as why:
-                self.left_out[k] = str(why)
-        self._enough(total.own)
-        self._take_off(total, {k: [j for j in near[k] if j in shared] for k in shared})
-        return total.outcome()
+        near = self.near
+        return dict(sorted(self._ask(SHARES, about, lambda k, a: dealt_of(a, self.expected(k), k, near[k]))))
 
-    def _take_off(self, total: _Total, near: Mapping[int, list[int]]) -> None:
-        """Ask for the shares of what hides the sum, and take it off."""
-        alive = frozenset(total.own)
+    def _masked(self, about: Mapping[int, Head]) -> Hidden:
+        hidden = Hidden(self.program, self.order)
+        sent = {"clients": self.clients, "dtype": self.settings.dtype, "delta": False}
+        letters = {
+            k: {
+                **sent,
+                **more,
+                "sources": self.near[k],
+                "boxes": [self.dealt[j].boxes[k] for j in self.near[k]],
+                "promises": [self.dealt[j].promise.pair(k) + self.dealt[j].promise.root for j in self.near[k]],
+            }
+            for k, more in about.items()
+        }
+
+        def read(k: int, answer: Answer) -> Any:
+            return masked_of(answer, self.expected(k), Form(hidden.words, hidden.clear, self.near[k]))
+
+        for k, reply in self._ask(MASKED, letters, read, write(self.order.broadcast, self.settings.coding)):
+            hidden.add(k, reply)
+        return hidden
+
+    def _settled(self, replies: Mapping[int, Any], bad: Mapping[int, frozenset[int]]) -> Clients:
+        """Who is in the sum; ends the attempt where it could not be unmasked, or must not be."""
+        self.bad = bad
+        blamed = {}
+        for k, dealt in self.dealt.items():
+            holders = len(dealt.promise.holders)
+            complaints = sum(k in theirs for theirs in bad.values())
+            if complaints > holders - masks.threshold(holders):
+                blamed[k] = f"{complaints} of its {holders - 1} neighbours could not use the shares that it dealt"
+        if blamed:
+            raise Spoilt(blamed)
+        self._enough(replies)
+        alive = frozenset(replies)
+        for k, dealt in self.dealt.items():
+            able = [j for j in dealt.promise.holders if j in alive and k not in bad[j]]
+            if len(able) < masks.threshold(len(dealt.promise.holders)):
+                raise TooFew(f"{len(able)} clients are left that hold shares of client {k}'s mask")
         if clients := few([*self.before, alive]):
             raise TooFew(
                 f"beside a sum of this round that may be known, one over {names(alive)} would show {names(clients)}"
             )
         self.before.append(alive)
-        about = {k: {"alive": sorted(alive), "gone": [j for j in near[k] if j not in alive]} for k in alive}
-        found: dict[int, list[bytes]] = {}
+        return alive
+
+    def _shares(self, alive: Clients) -> dict[int, dict[int, bytes]]:
+        """Shares of the seeds of those in the sum and of the keys of the others, by owner and holder."""
+        evidence = [found.written() for found in self.evidence]
+        about = {
+            k: {"alive": sorted(alive), "gone": [j for j in self.near[k] if j not in alive], "evidence": evidence}
+            for k in sorted(alive)
+        }
+        wanted = {
+            j: {
+                k: self.dealt[k].promise.share(j, of_key=k not in alive)
+                for k in [j, *self.near[j]]
+                if k not in self.bad[j]
+            }
+            for j in about
+        }
+        shares: dict[int, dict[int, bytes]] = {k: {} for k in self.dealt}
         for _ in range(self.settings.attempts):
-            given = self._ask(UNMASK, about, of=list, shares=list)
-            about = {k: head for k, head in about.items() if k not in given and k not in self.withheld}
-            for letter in given.values():
-                for owner, share in zip(letter.head["of"], letter.head["shares"]):
-                    found.setdefault(owner, []).append(share)
-            if all(len(found.get(k, [])) >= masks.threshold(self.holders[k]) for k in near):
+            for j, given in self._ask(UNMASK, about, lambda j, a: shares_of(a, self.expected(j), wanted[j])):
+                del about[j]
+                for k, share in given.items():
+                    shares[k][j] = share
+            about = {j: head for j, head in about.items() if j not in self.withheld}
+            if not about or all(self._missing(k, held) <= 0 for k, held in shares.items()):
                 break
-        for k in near:
-            held = found.get(k, [])
-            if len(held) < masks.threshold(self.holders[k]):
-                reasons = "".join(f"; client {j}: {why}" for j, why in sorted(self.withheld.items()))
-                needed = masks.threshold(self.holders[k])
-                raise TooFew(f"{len(held)} of {needed} shares of client {k}'s mask came back{reasons}")
-            secret = masks.combine_shares(held)
+        return shares
+
+    def _missing(self, k: int, held: Mapping[int, bytes]) -> int:
+        return masks.threshold(len(self.dealt[k].promise.holders)) - len(held)
+
+    def _masks(self, alive: Clients, shares: Mapping[int, Mapping[int, bytes]], size: int) -> Iterator[np.ndarray]:
+        """What takes the masks off the sum: those of who is in it, and of the others what is left of theirs."""
+        found: dict[int, bytes] = {}
+        false: dict[int, Promise] = {}
+        for k, held in shares.items():
+            if self._missing(k, held) > 0:
+                reasons = "".join(f"; {refusal}" for _, refusal in sorted(self.withheld.items()))
+                raise TooFew(f"{self._missing(k, held)} shares too few of client {k}'s mask came back{reasons}")
+            promise = self.dealt[k].promise
+            secret = seed_of(promise, held) if k in alive else key_of(promise, held, self.keys[k].mask)
+            if secret is None:
+                false[k] = promise
+            else:
+                found[k] = secret
+        if false:
+            evidence = [Evidence.against(k, self.at[2], false[k], shares[k]) for k in false if k in alive]
+            raise Spoilt(dict.fromkeys(false, "the shares that it dealt are not of what it promised"), evidence)
+        for k, secret in found.items():
             if k in alive:
-                total.vector -= masks.mask(secret, masks.purpose("own", *self.at), len(total.vector))
+                yield -masks.mask(secret, masks.purpose("own", *self.at), size)
                 continue
-            for j in near[k]:  # what is left of its masks lies on its neighbours' vectors
+            for j in self.near[k]:  # what is left of its masks lies on its neighbours' vectors
                 if j in alive:
-                    pair = masks.mask(
-                        masks.agreed(secret, self.keys[j]), masks.purpose("pair", *self.at), len(total.vector)
-                    )
-                    total.vector += pair if k > j else -pair
+                    key = masks.agreed(secret, self.keys[j].mask)
+                    pair = masks.mask(key, masks.purpose("pair", *self.at), size)
+                    yield pair if k > j else -pair
 
-    def _enough(self, there: Mapping[int, Any]) -> None:
-        if len(there) < self.least:
-            raise TooFew(f"{len(there)} clients answered, a secure sum needs {self.least}")
+    def _enough(self, clients: Mapping[int, Any]) -> None:
+        if len(clients) < self.least:
+            raise TooFew(f"{len(clients)} clients answered, a secure sum needs {self.least}")
 
-    def _ask(self, kind: str, about: Mapping[int, Head], **kinds: type) -> dict[int, Letter]:
-        made = dict(sorted(self._each(kind, about, {}, **kinds)))
-        if kind == SHARES:
-            self.holders = {k: len(head["near"]) + 1 for k, head in about.items()}
-        return made
+    def _refuse(self, k: int, refusal: Refusal) -> None:
+        self.refusals[k] = refusal
 
-    def _each(
-        self, kind: str, about: Mapping[int, Head], arrays: dict[str, np.ndarray], **kinds: type
-    ) -> Iterator[tuple[int, Letter]]:
-        """Answers that can be used, as they come; who gives none is left out, with the reason."""
-        letters = {k: Letter({**self.head, **more, "client": k}, arrays) for k, more in about.items()}
+    def _ask(
+        self,
+        kind: str,
+        about: Mapping[int, Head],
+        read: Callable[[int, Answer], Value],
+        arrays: dict[str, np.ndarray] | None = None,
+    ) -> Iterator[tuple[int, Value]]:
+        """Replies as they come, each read inside the border's guard; who gives none that can be used is refused."""
+        sent = arrays or {}
+        letters = {k: Letter({**self.head, **more, "client": k}, sent) for k, more in about.items()}
         for k, answer in self.exchange(kind, letters):
-            try:
-                letter = self.read_one(k, answer)
-                for key, expected in kinds.items():
-                    if not isinstance(letter.head.get(key), expected):
-                        raise Refused(f"{key} is missing from its answer to {kind}")
-            except Refused as why:
-                if kind != UNMASK:
-                    self.left_out[k] = str(why)
-                elif isinstance(answer, Letter):  # it refused, and would again; one who is silent may be asked again
-                    self.withheld[k] = str(why)
-                continue
-            yield k, letter
-
-
-class _Total:
-    """The sum of masked vectors, and of what travels in the clear beside them."""
-
-    def __init__(self, secure: SecureSum) -> None:
-        self.secure, self.program = secure, secure.program
-        self.hidden, clear = split(self.program, like(self.program, secure.order))
-        self.clear_like = flat(clear)
-        self.shapes: dict[str, tuple[int, ...]] = {}  # of what is hidden, once the first has named its figures
-        self.vector = np.zeros(0, np.uint64)
-        self.clear: Terms = {}
-        self.own: dict[int, Own] = {}
-
-    def add(self, k: int, letter: Letter) -> None:
-        """Add a client's vector, checked; what it holds can't be looked at."""
-        figures = {str(name): torch.zeros(()) for name in letter.head["figures"]}
-        names = flat({**self.hidden, **({METRIC: figures} if figures else {})})
-        shapes = {name: tuple(t.shape) for name, t in names.items()}
-        if self.shapes and shapes != self.shapes:
-            raise Refused(f"its figures are {', '.join(figures)}, not those of the others")
-        clear = {name: a for name, a in letter.arrays.items() if name != "sum"}
-        vector, size = letter.arrays.get("sum"), sum(math.prod(shape) for shape in shapes.values())
-        if vector is None or vector.dtype != np.uint64 or vector.shape != (size,):
-            raise Refused(f"its masked sum is not {size} words of 64 bits")
-        if {name: a.shape for name, a in clear.items()} != {n: tuple(t.shape) for n, t in self.clear_like.items()}:
-            raise Refused(f"what it sends in the clear is not {', '.join(self.clear_like) or 'nothing'}")
-        for name, a in clear.items():
-            part, key = name.split("/")
-            more = {key: torch.from_numpy(a.copy()).to(self.clear_like[name].dtype)}
-            self.clear[part] = added(self.program.pooling.rules[part], self.clear.get(part), more)
-        self.shapes = shapes
-        self.vector = vector + self.vector if len(self.vector) else vector.copy()
-        self.own[k] = {"counted": torch.tensor(self.secure.order.round)} if letter.head["own"] else {}
-        if letter.head["lost"]:
-            self.secure.notes.append(f"client {k} had lost its own state, and began anew")
-
-    def outcome(self) -> Outcome:
-        """The sum in the clear; a number of clients that is not whole says that masks are left on it."""
-        terms = dequantise(self.vector, self.shapes, self.secure.clients)
-        metrics = {name: float(t) for name, t in terms.pop(METRIC, {}).items()}
-        for part, statistics in terms.items():
-            if "count" in statistics and float(statistics["count"]) != len(self.own):
-                raise TooFew(f"masks are left on part {part!r}: its sum counts {float(statistics['count']):g} clients")
-        for part, maxima in self.clear.items():
-            terms[part] = {**terms.get(part, {}), **maxima}
-        return Outcome(terms, [], self.own, self.secure.left_out, metrics, len(self.own))
-
-
-def like(program: Program, order: Order) -> Terms:
-    """The names and shapes of a client's statistics, from the broadcast in a client's place."""
-    mean = order.broadcast[program.prediction.part].mean
-    options = {name: torch.tensor(v, dtype=mean.dtype) for name, v in order.options.items()}
-    one = torch.ones((), dtype=torch.float64)
-    info = Info(order.broadcast, options, torch.tensor(order.round), torch.tensor(1), ())
-    return contribute(program, Upload(program.pooling.uploaded(order.broadcast), {}, {}), info, one)[0]
+            value = guarded(k, partial(read, k), answer)
+            if not isinstance(value, Refusal):
+                yield k, value
+            elif kind != UNMASK:
+                self._refuse(k, value)
+            elif not isinstance(answer, str):  # it refuses, and would again; one who is silent may be asked again
+                self.withheld[k] = value

@@ -107,8 +107,19 @@ class Shown:
                 )
             if len({*near, new.clients}) > OFTEN:
                 raise Refused(f"{OFTEN} sums of this round were shown already")
-            rows = [(s.round, s.broadcast, f"{_mask(s.clients):x}") for s in [*before, new][-REMEMBERED:]]
-            self.store(json.dumps([*dict.fromkeys(rows)]).encode())
+            self._keep([*before, new])
+
+    def strike(self, key: str, clients: Clients, client: int) -> None:
+        """Take a client out of a sum of a round: what would be shown of it is no secret to keep."""
+        with self.alone():
+            self._keep(
+                s._replace(clients=clients - {client}) if (s.round, s.clients) == (key, clients) else s
+                for s in self.sums()
+            )
+
+    def _keep(self, sums: Iterable[Sum]) -> None:
+        rows = [(s.round, s.broadcast, f"{_mask(s.clients):x}") for s in dict.fromkeys(sums)]
+        self.store(json.dumps(rows[-REMEMBERED:]).encode())
 
 
 def _mask(clients: Clients) -> int:
