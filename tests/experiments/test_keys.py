@@ -15,8 +15,9 @@ from fedbayes.errors import InputError
 from fedbayes.experiments import toml
 from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment, experiment_of, from_toml
-from fedbayes.experiments.keys import Pretraining
+from fedbayes.experiments.keys import TABLED, Pretraining
 from fedbayes.flower.settings import Settings, settings_of
+from fedbayes.methods import METHODS
 from fedbayes.options import KINDS, options_of
 from fedbayes.runs.sweep import program_of
 from fedbayes.training import settings
@@ -92,6 +93,19 @@ def test_an_unknown_key_of_a_table_is_refused(table: str) -> None:
         refused("no_such_key", lambda: settings_of(given, 5))
     else:
         refused("no_such_key", lambda: build(replace(SMALL, likelihood="classes", **{table: given})))
+
+
+def test_an_option_that_may_be_a_table_is_told_from_a_methods_own_table() -> None:
+    tabled = {
+        name for method in METHODS.values() for name, f in options_of(method).items() if f.metadata["check"].holds({})
+    }
+    assert set(TABLED) == tabled
+    x = Experiment(method="fedvi", options={"initial": {"*": 0.2}, "fedavg": {"lr": 0.3}, "fedvi": {"lr": 0.1}})
+    assert x.options_of("fedvi") == x.settled.options_of("fedvi") == {"initial": {"*": 0.2}, "lr": 0.1}
+    nested = replace(x, options={"fedvi": {"initial": {"*": 0.2}, "of_mine": {"a": 1}}})
+    assert nested.only("fedvi").options_of("fedvi") == {"initial": {"*": 0.2}, "of_mine": {"a": 1}}
+    scale = build(replace(SMALL, method="fedvi", options={"initial": {"*": 0.2}})).program.initial["model"].scale
+    assert (scale == 0.2).all()
 
 
 def test_names_of_choices_are_those_of_the_tables_they_stand_for() -> None:

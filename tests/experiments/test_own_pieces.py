@@ -12,6 +12,8 @@ import fedbayes as fb
 from fedbayes.cli import main
 from fedbayes.experiments.build import build, network_of, without_federation
 from fedbayes.experiments.experiment import from_toml, read, to_toml, with_settings
+from fedbayes.runs import sweep
+from fedbayes.runs.sweep import members_of
 from fedbayes.training.rounds import train
 
 MINE = '''
@@ -19,9 +21,10 @@ MINE = '''
 
 import numpy as np
 import torch
+from fedbayes.clients.client import Client, Phase, Upload
 from fedbayes.data import partition
 from fedbayes.federation.program import Stage
-from fedbayes.posterior.values import Point
+from fedbayes.posterior.values import Gaussian, Point
 
 
 def by_side(labels, clients, rng, *, data, edge=0.5):
@@ -86,6 +89,41 @@ emptied = Stage("emptied", nothing, rest)
 resized = Stage("resized", nothing, larger)
 crashed = Stage("crashed", nothing, crash)
 speechless = Stage("speechless", nothing, lambda context, state, parts: parts)
+def descent(model, *, epochs, batch, shrink=1.0):
+    """Plain gradient descent from the broadcast; the upload goes a part of the way."""
+
+    def start(own, info):
+        return info.broadcast["model"].mean
+
+    def step(w, b, tape, info):
+        def loss(w):
+            weights = model.weights({"model": w})
+            return model.nll(model.train_output(weights, b.x, tape, b.mask)[0], b.y, b.mask, weights)
+
+        return w - info.options["lr"] * torch.func.grad(loss)(w)
+
+    def finish(w, info):
+        old = info.broadcast["model"].mean
+        return Upload({"model": Point(old + shrink * (w - old), model.layouts["model"])}, {}, {})
+
+    return Client(start, (Phase(step, epochs, batch),), finish)
+
+
+def certain(model, *, epochs, batch):
+    """The same with a narrow normal around it."""
+    plain = descent(model, epochs=epochs, batch=batch)
+
+    def finish(w, info):
+        layout = model.layouts["model"]
+        return Upload({"model": Gaussian(w, torch.full_like(w, 0.01), layout)}, {}, {})
+
+    return plain._replace(finish=finish)
+
+
+def broken(model, epochs, batch):
+    return {}["no such key"]
+
+
 second_step = Stage("server step", nothing, same)
 '''
 
@@ -94,7 +132,7 @@ data = "digits"
 network = "linear"
 clients = 4
 rounds = 2
-method = "fedavg"
+method = "{method}"
 engine = "{engine}"
 {keys}
 [options]
@@ -113,15 +151,15 @@ def home(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def written(home: Path, keys: str, engine: str = "loop", options: str = "") -> Path:
+def written(home: Path, keys: str, engine: str = "loop", options: str = "", method: str = "fedavg") -> Path:
     path = home / f"{engine}.toml"
-    path.write_text(EXPERIMENT.format(engine=engine, keys=keys) + options)
+    path.write_text(EXPERIMENT.format(engine=engine, keys=keys, method=method) + options)
     return path
 
 
-def trained(home: Path, monkeypatch, keys: str, engine: str, options: str = "") -> fb.Run:
+def trained(home: Path, monkeypatch, keys: str, engine: str, options: str = "", method: str = "fedavg") -> fb.Run:
     """The run of an experiment file, by the command line."""
-    path = written(home, keys, engine, options)
+    path = written(home, keys, engine, options, method)
     monkeypatch.setattr(sys, "argv", ["fedbayes", "run", str(path), "--output", str(home / engine)])
     with pytest.raises(SystemExit) as left:
         main()
@@ -246,3 +284,47 @@ def test_training_in_one_place_pools_nothing_and_has_no_stages(home):
     assert from_toml(to_toml(x)) == x
     assert "stages" not in to_toml(replace(x, stages=()))
     assert with_settings(x, ["stages=mine:still"], lambda method: ()).stages == ("mine:still",)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_client_of_the_users_own_does_the_work(home, monkeypatch, engine):
+    run = trained(home, monkeypatch, "", engine, 'client = "mine:descent"\nclient_options = {shrink = 0.5}\n')
+    x = replace(read(home / f"{engine}.toml"), rounds=1)
+    usual = build(replace(x, options={"epochs": 1, "batch": 40}))
+    start, one = usual.program.initial["model"].mean, train(usual).posterior.mean
+    torch.testing.assert_close(train(build(x)).posterior.mean, start + 0.5 * (one - start))
+    assert len(run.journal) == 2
+    assert "notes" not in run.journal[-1]
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_client_of_gaussians_is_pooled_as_such(home, monkeypatch, engine):
+    run = trained(home, monkeypatch, "", engine, 'client = "mine:certain"\nrule = "nwa"\n', "fedvi")
+    torch.testing.assert_close(run.posterior.scale, torch.full_like(run.posterior.scale, 0.01))
+
+
+def test_members_of_a_sweep_with_a_client_of_the_users_own_are_trained_apart(home):
+    def groups(options):
+        x = replace(read(written(home, "", "stacked")), options={"epochs": 1, **options})
+        members = members_of(x, ["lr=0.1,0.2"])
+        return sweep._groups(members, sweep.build_members(members))
+
+    assert len(groups({})) == 1
+    assert len(groups({"client": "mine:descent"})) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ('client = "mine:decsent"', "client 'mine:decsent' can't be imported"),
+        ('client = "descent"', "client must be a function .*package.module:name, not 'descent'"),
+        ('client = "mine:still"', "client must be a function"),
+        ('client = "mine:certain"', "it uploads a Gaussian over 650 weights as part 'model'; the method pools a Point"),
+        ('client = "mine:descent"\nclient_options = {shirnk = 0.5}', "did you mean 'shrink'"),
+        ('client = "mine:broken"\n', "client mine:broken failed in .*mine.py, line"),
+        ('rule = "mine:no_rule"', "rule 'mine:no_rule' can't be imported"),
+        ('weighting = "mine:no_weights"', "weighting 'mine:no_weights' can't be imported"),
+    ],
+)
+def test_a_client_that_does_not_fit_is_refused_in_one_line(home, monkeypatch, capsys, options, words):
+    assert re.search(words, refusal(home, monkeypatch, capsys, "", options))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedbayes.clients.client import Client, Info, Learner, Phase, State
+from fedbayes.clients.client import Client, Info, Learner, State
 from fedbayes.noise import Tape
 
 # The factor after `done` epochs of `epochs`, a fraction within an epoch.
@@ -41,4 +41,4 @@ def scheduled(client: Client, within: str) -> Client:
         factor = WITHIN[within](b.step / info.batches[0], phase.epochs, info)
         return phase.step(state, b, tape, info._replace(options={**info.options, "lr": factor * info.options["lr"]}))
 
-    return client._replace(phases=(Phase(step, phase.epochs, phase.batch),))
+    return client._replace(phases=(phase._replace(step=step),))

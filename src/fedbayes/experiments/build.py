@@ -17,8 +17,8 @@ from fedbayes.data.partition import PARTITIONS
 from fedbayes.errors import InputError, unknown
 from fedbayes.experiments.central import at_server, centralised
 from fedbayes.experiments.experiment import Experiment
-from fedbayes.experiments.keys import FLOWER
-from fedbayes.experiments.own_code import called, imported, naming, parameters, users_code
+from fedbayes.experiments.keys import FLOWER, TABLED
+from fedbayes.experiments.own_code import called, imported, in_one_line, naming, parameters, users_code
 from fedbayes.experiments.own_pieces import dealing, stages_of
 from fedbayes.experiments.sites import alone, asks_for_client, everybody
 from fedbayes.methods import METHODS, Method, method_named
@@ -89,7 +89,7 @@ def without_federation(x: Experiment) -> Experiment:
 def check_tables(x: Experiment) -> None:
     """Refuse a table of options under a name that is no method."""
     for key, v in x.options.items():
-        if isinstance(v, Mapping) and key not in METHODS and ":" not in key:
+        if isinstance(v, Mapping) and key not in METHODS and key not in TABLED and ":" not in key:
             raise unknown("method with a table in options", key, METHODS)
 
 
@@ -117,11 +117,14 @@ def records_of(method: str) -> dict[str, Field[Any]]:
 
 
 def with_own_objects(x: Experiment) -> dict[str, Any]:
-    """The method's options with the user's own rules and weightings, where they are named as package.module:name."""
+    """The method's options with the user's own rule, weighting and client, named there as package.module:name."""
     options = x.options_of(x.method)
     importable = {name for name, f in records_of(x.method).items() if f.metadata["importable"]}
     named = {name: v for name, v in options.items() if name in importable and isinstance(v, str) and ":" in v}
-    return {**options, **{name: imported(path, name) for name, path in named.items()}}
+    own = {name: imported(path, name) for name, path in named.items()}
+    if callable(own.get("client")):
+        own["client"] = in_one_line(own["client"], "client", named["client"])
+    return {**options, **own}
 
 
 def options_of_method(method: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedbayes.errors import InputError, one_line, shown, unknown
 from fedbayes.experiments import toml
-from fedbayes.experiments.keys import Keys, Table
+from fedbayes.experiments.keys import TABLED, Keys, Table
 from fedbayes.files import reading, text_of
 from fedbayes.options import (
     Check,
@@ -46,7 +46,7 @@ class Experiment(Keys):
 
     def options_of(self, method: str) -> dict[str, Any]:
         """The options of one method: the common ones, then those of its own table."""
-        common = {k: v for k, v in self.options.items() if not isinstance(v, Mapping)}
+        common = {k: v for k, v in self.options.items() if not isinstance(v, Mapping) or k in TABLED}
         return {**common, **self.options.get(method, {})}
 
     @property
@@ -56,7 +56,10 @@ class Experiment(Keys):
 
     def only(self, method: str) -> Experiment:
         """The same experiment with one method of the comparison."""
-        return replace(self, method=method, methods=(), options=self.options_of(method))
+        options = self.options_of(method)
+        tables = {k: v for k, v in options.items() if isinstance(v, Mapping) and k not in TABLED}
+        common = {k: v for k, v in options.items() if k not in tables}
+        return replace(self, method=method, methods=(), options={**common, **({method: tables} if tables else {})})
 
 
 WRITTEN = ("data", "network", "partition", "clients", "method", "rounds", "seed")  # in every run folder

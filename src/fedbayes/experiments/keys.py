@@ -27,6 +27,8 @@ from fedbayes.training.settings import ENGINES, Judging, Training
 Table = Mapping[str, Any]
 FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
 
+TABLED = ("initial", "client_options")  # options that may be tables; any other table in `options` is a method's own
+
 
 def _names_stage(v: Any) -> bool:
     path = v.get("stage") if isinstance(v, Mapping) else v

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -64,6 +65,17 @@ def naming(what: str) -> Iterator[None]:
         raise InputError(f"{what}: it does not fit in memory ({one_line(error)}); give smaller numbers") from error
     except (ValueError, TypeError, ArithmeticError, FileNotFoundError) as error:
         raise InputError(f"{what}: {' '.join(str(error).split())}") from error
+
+
+def in_one_line(function: Callable[..., Any], what: str, path: str) -> Callable[..., Any]:
+    """The user's function, whose errors are said in one line."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **options: Any) -> Any:
+        with naming(f"{what} {path}"), users_code(what, path):
+            return function(*args, **options)
+
+    return guarded
 
 
 def called(make: Callable[..., Any], options: Mapping[str, Any], what: str) -> Any:

@@ -11,9 +11,8 @@ from fedbayes.data import Dataset
 from fedbayes.data.dataset import Dealer
 from fedbayes.data.partition import Partition, Shares
 from fedbayes.errors import InputError
-from fedbayes.experiments.own_code import called, check_options, imported, naming, parameters, users_code
-from fedbayes.federation.program import Context, Stage
-from fedbayes.posterior.values import Parts
+from fedbayes.experiments.own_code import called, check_options, imported, in_one_line, parameters, users_code
+from fedbayes.federation.program import Stage
 
 ASKED = ("labels", "clients", "rng")  # what a partition function is given, in order
 
@@ -61,18 +60,7 @@ def _stage(entry: Mapping[str, Any]) -> Stage:
                 f"stages: {path} is a finished stage and takes no options; leave {next(iter(options))} out"
             )
     elif callable(stage):
-        with naming(f"stage {path}"), users_code("stage", path):
-            stage = called(stage, options, f"stage {path}")
+        stage = called(in_one_line(stage, "stage", path), options, f"stage {path}")
     if not isinstance(stage, Stage):
         raise InputError(f"stage {path} is a {type(stage).__name__}; it must be or give a fedbayes Stage")
-    own = stage
-
-    def init(parts: Parts) -> Any:
-        with naming(f"stage {path}"), users_code("stage", path):
-            return own.init(parts)
-
-    def apply(context: Context, state: Any, parts: Parts) -> tuple[Parts, Any, dict[str, float]]:
-        with naming(f"stage {path}"), users_code("stage", path):
-            return own.apply(context, state, parts)
-
-    return own._replace(init=init, apply=apply)
+    return stage._replace(init=in_one_line(stage.init, "stage", path), apply=in_one_line(stage.apply, "stage", path))

@@ -87,6 +87,7 @@ class FedPA(FedAvg):
     """
 
     name: ClassVar[str] = "fedpa"
+    fixed: ClassVar[Mapping[str, str]] = {"client": "its samples are the method; give fedavg a client of your own"}
     samples: int = option("posterior samples of a client in a round", at_least_one, default=5)
     shrinkage: float = option(
         "of the samples' covariance to the identity, the paper's rho", not_negative, default=0.01, kind="scalar"

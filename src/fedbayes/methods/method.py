@@ -46,8 +46,9 @@ class Method:
     fixed: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, **options: Any) -> Method:
+        known = options_of(cls)
         for name, why in cls.fixed.items():
-            if name in options:
+            if name in options and (name not in known or options[name] is not known[name].default):
                 raise InputError(f"{name} is fixed in {cls.name}: {why}")
         check_names(cls.name, options, [f.name for f in fields(cls)])
         return super().__new__(cls)

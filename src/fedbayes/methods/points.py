@@ -17,6 +17,7 @@ from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import check_batch, check_dropout, in_schedule, is_linear, model_of
 from fedbayes.methods.groups import Descent, Schedule, ServerStep, Statistics, optimiser_named
 from fedbayes.methods.method import Setting
+from fedbayes.methods.own_client import OwnClient
 from fedbayes.methods.refined import Refining
 from fedbayes.model.model import Model
 from fedbayes.options import at_least_one, flag, not_negative, one_of, option, positive, record, with_default
@@ -36,7 +37,7 @@ class PointTraining(Schedule, Descent):
     weight_decay: float = option("factor of the weights in the gradient", not_negative, default=0.0, kind="switch")
     clip: float = option("largest norm of a gradient; 0: none", not_negative, default=0.0, kind="switch")
 
-    def client(self, setting: Setting, model: Model, proximal: float = 0.0, adversarial: float = 0.0) -> Client:
+    def point_client(self, setting: Setting, model: Model, proximal: float = 0.0, adversarial: float = 0.0) -> Client:
         """The point client that the options ask for."""
         check_batch(setting, model, self.batch)
         pulls = {"weight_decay": self.weight_decay, "proximal": proximal}
@@ -78,7 +79,7 @@ class PointAveraging(Refining, Statistics, PointTraining):
         model = model_of(setting, None)
         program = Program(
             model,
-            self.client(setting, model, self.proximal, self.adversarial),
+            self.point_client(setting, model, self.proximal, self.adversarial),
             {part: Point(v, model.layouts[part]) for part, v in model.initial().items()},
             self.by_round(),
             Pooling(
@@ -92,14 +93,15 @@ class PointAveraging(Refining, Statistics, PointTraining):
 
 
 @record
-class FedAvg(ServerStep, PointAveraging):
+class FedAvg(OwnClient, ServerStep, PointAveraging):
     """Point clients averaged by size (McMahan et al., 2017); `proximal` > 0 holds them near the broadcast."""
 
     name: ClassVar[str] = "fedavg"
     rule: str | Rule = option("how points are pooled", one_of(RULES), default="fedavg", kind="server", importable=True)
 
     def compose(self, setting: Setting) -> Program:
-        return self.averaged(setting, self.rule)._replace(stages=self.server_stages)
+        program = self.averaged(setting, self.rule)._replace(stages=self.server_stages)
+        return self.with_client(program, setting)
 
 
 @record
@@ -107,11 +109,12 @@ class FedProx(FedAvg):
     """FedAvg whose clients pay proximal / 2 * |w - broadcast|^2 (Li et al., 2020)."""
 
     name: ClassVar[str] = "fedprox"
+    fixed: ClassVar[Mapping[str, str]] = {"client": "its pull is the method; give fedavg a client of your own"}
     proximal: float = option("strength of the pull to the broadcast", positive, default=0.01, kind="scalar")
 
 
 @record
-class FedAG(PointTraining):
+class FedAG(OwnClient, PointTraining):
     """FedAG: point clients go on from the mean; the server fits a normal to their weights (Thorgeirsson, 2021)."""
 
     name: ClassVar[str] = "fedag"
@@ -145,9 +148,9 @@ class FedAG(PointTraining):
         def points(broadcast: Parts, scalars: Mapping[str, float] | None = None) -> Parts:
             return {part: Point(q.mean, q.layout) for part, q in broadcast.items()}
 
-        return Program(
+        program = Program(
             model,
-            self.client(setting, model),
+            self.point_client(setting, model),
             spread,
             self.by_round(),
             Pooling(
@@ -163,3 +166,4 @@ class FedAG(PointTraining):
                 noise=self.noise if setting.likelihood.kind == "real" else "likelihood",
             ),
         )
+        return self.with_client(program, setting)

@@ -17,6 +17,7 @@ from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import batch_like, check_batch, check_points, in_schedule, model_of
 from fedbayes.methods.groups import Descent, PaperDraws, Schedule, ServerStep, Statistics, optimiser_named
 from fedbayes.methods.method import Setting
+from fedbayes.methods.own_client import OwnClient
 from fedbayes.methods.refined import Refining
 from fedbayes.model.estimators import ESTIMATORS, plan
 from fedbayes.model.model import points_by_default
@@ -104,7 +105,7 @@ class Variational(Refining, Statistics, ServerStep, Schedule, Descent):
 
 
 @record
-class FedVI(Variational):
+class FedVI(OwnClient, Variational):
     """Variational clients under any rule, weighting, prior and estimator.
 
     Rules that narrow (ws, wc, conflation) have a fixed prior by default: their broadcast would be a prior that is
@@ -112,6 +113,7 @@ class FedVI(Variational):
     """
 
     name: ClassVar[str] = "fedvi"
+    work: ClassVar[tuple[str, ...]] = (*OwnClient.work, "train_draws", "estimator", "kl")
     prior: str | None = option(
         "of the clients; None: the broadcast, but fixed under rules that narrow", one_of(PRIORS), default=None
     )
@@ -130,7 +132,10 @@ class FedVI(Variational):
 
     def compose(self, setting: Setting) -> Program:
         assert self.prior is not None
-        return self.pooled(setting, prior=self.prior, division=self.division, rule=self.rule, weighting=self.weighting)
+        program = self.pooled(
+            setting, prior=self.prior, division=self.division, rule=self.rule, weighting=self.weighting
+        )
+        return self.with_client(program, setting)
 
 
 @record

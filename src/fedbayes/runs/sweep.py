@@ -136,7 +136,9 @@ def _groups(members: Mapping[str, Experiment], tasks: Mapping[str, Task]) -> lis
     groups: dict[tuple[str, str], list[str]] = {}
     for name, member in members.items():
         task = tasks[name]
-        key = (program_of(member), closed_over(task)) if can_join(task) else (name, "")
+        # What a client of the user's own closes over is not known.
+        joins = can_join(task) and "client" not in member.options_of(member.method)
+        key = (program_of(member), closed_over(task)) if joins else (name, "")
         groups.setdefault(key, []).append(name)
     return list(groups.values())
 
