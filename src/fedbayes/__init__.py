@@ -43,6 +43,7 @@ __all__ = [
     "pool",
     "rules",
     "scores",
+    "trust",
 ]
 
 # Names are fetched when they are first used: the command line's help and reports must not wait for torch.
@@ -58,6 +59,7 @@ _HOMES = {
     "fit": "fedbayes.training.rounds",
     "load": "fedbayes.runs.folder",
     "pool": "fedbayes.federation.pool",
+    "trust": "fedbayes.experiments.trust",
 }
 _MODULES = {
     "calibrate": "fedbayes.evaluate.calibration",

@@ -70,5 +70,6 @@ def test_an_error_of_the_users_own_code_is_said_with_its_place(tmp_path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InputError, match=r"data odd_code:rows failed in .*odd_code\.py, line 2 \(ZeroDivisionError"):
         data_of(Experiment(data="odd_code:rows"))
-    with pytest.raises(InputError, match=r"data sys:exit failed .*SystemExit"):
-        data_of(Experiment(data="sys:exit"))
+    (tmp_path / "odd_exit.py").write_text("import sys\n\n\ndef rows():\n    sys.exit(3)\n")
+    with pytest.raises(InputError, match=r"data odd_exit:rows failed .*SystemExit"):
+        data_of(Experiment(data="odd_exit:rows"))

@@ -26,3 +26,21 @@ Settings = Annotated[
 Events = Annotated[
     bool, typer.Option("--tensorboard", help="Also write TensorBoard events; needs fedbayes[tensorboard].")
 ]
+
+
+def _trust(packages: list[str] | None) -> list[str] | None:
+    from fedbayes.experiments.trust import trust
+
+    trust(*(packages or ()))
+    return packages
+
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="PACKAGE",
+        callback=_trust,
+        help="An installed package whose code the experiment may run; again for more.",
+    ),
+]

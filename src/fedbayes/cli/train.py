@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedbayes.cli.shared import Events, Folder, Settings, app, out
+from fedbayes.cli.shared import Events, Folder, Settings, Trust, app, out
 from fedbayes.cli.watching import watching
 
 
@@ -27,6 +27,7 @@ def run(
     ] = None,
     labelled: Annotated[int, typer.Option(help="Rows that a client has labels of at first, with --active.")] = 20,
     budget: Annotated[int, typer.Option(help="Labels that a client asks for after each stage, with --active.")] = 20,
+    trust: Trust = None,
 ) -> None:
     """Train an experiment into a folder, and write its report."""
     from fedbayes.experiments.experiment import with_settings
@@ -62,6 +63,7 @@ def sweep(
     output: Annotated[Path | None, typer.Option(help="The folder of the members' folders; runs/NAME-sweep.")] = None,
     settings: Settings = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    trust: Trust = None,
 ) -> None:
     """Train an experiment over lists of values, as one tensor program where only numbers differ; again: go on."""
     from fedbayes.experiments.build import options_of_method
@@ -76,7 +78,7 @@ def sweep(
 
 
 @app.command()
-def resume(folder: Folder, tensorboard: Events = False) -> None:
+def resume(folder: Folder, tensorboard: Events = False, trust: Trust = None) -> None:
     """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
     if (folder / "active.toml").is_file():
         from fedbayes.runs.active import resume_active

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fedbayes.cli.shared import Folder, app, out
+from fedbayes.cli.shared import Folder, Trust, app, out
 
 
 @app.command()
@@ -41,6 +41,7 @@ def predict(
         bool, typer.Option("--ood", help="Flag rows beyond a threshold that keeps 95 % of test data.")
     ] = False,
     by: Annotated[str, typer.Option(help="What --ood goes by: entropy or epistemic.")] = "entropy",
+    trust: Trust = None,
 ) -> None:
     """Probabilities with their aleatoric and epistemic parts for new data."""
     from fedbayes.export.predictions import predict_file, prediction_table
@@ -64,6 +65,7 @@ def export(
         int | None, typer.Option(help="Members of the ensemble; the method's own number by default.")
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also as ONNX; needs fedbayes[onnx].")] = False,
+    trust: Trust = None,
 ) -> None:
     """The trained network as files that need no fedbayes: a torch.export program, safetensors and a PyTorch file."""
     from fedbayes.export.program import export as write
@@ -83,6 +85,7 @@ def evaluate(
     draws: Annotated[int | None, typer.Option(help="Draws of the weights; the method's own number by default.")] = None,
     repeats: Annotated[int, typer.Option(help="Predictions with draws of their own, for the Monte Carlo error.")] = 5,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+    trust: Trust = None,
 ) -> None:
     """All scores of a run (of each method in a comparison) with their Monte Carlo error, and OOD detection."""
     from fedbayes.cli.score_tables import ood_table, score_table

@@ -13,21 +13,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedbayes.errors import InputError, one_line, unknown
+from fedbayes.experiments.trust import check_module, check_object, check_step
 
 
 def imported(path: str, what: str) -> Any:
     """The user's object named `package.module:object`; the folder in which the command runs is searched too.
 
-    The one place where code is imported that an experiment names.
+    The one place where code is imported that an experiment names: whose it is, is asked before anything of it runs.
     """
     module, _, name = path.partition(":")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
+    check_module(module, what)
     try:
         with users_code(what, path):
             found: Any = importlib.import_module(module)
         for step in name.split("."):
+            check_step(found, step, path, what)
             found = getattr(found, step)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         if isinstance(error, InputError):
@@ -36,6 +39,7 @@ def imported(path: str, what: str) -> Any:
             f"{what} {path!r} can't be imported ({one_line(error)}); write package.module:object, "
             "and run where the module can be found"
         ) from error
+    check_object(found, path, what)
     return found
 
 
