@@ -17,8 +17,6 @@ from measure import Figures, Others, federation
 from torch import nn
 
 import fedbayes as fb
-from fedbayes.clients import point
-from fedbayes.engine.fast.rowwise import library
 from fedbayes.engine.steps import BY_HAND, ROWWISE, Steps
 from fedbayes.networks.papers import network_named
 from fedbayes.training.rounds import Memory, Task, prepare, rounds
@@ -100,42 +98,20 @@ def compared(figures: Figures, what: str, hand: Round, other: Round, turns: int)
     )
 
 
-CHAINS = [
-    ("FedAvg, CNN on 100 images of MNIST's shape, batch 10", (1, 28, 28), fb.methods.fedavg(epochs=1, batch=10)),
-    ("FedAvg, CNN on 100 images of MNIST's shape, batch 32", (1, 28, 28), fb.methods.fedavg(epochs=1, batch=32)),
-    ("FedAvg, CNN on 100 images of CIFAR's shape, batch 10", (3, 32, 32), fb.methods.fedavg(epochs=1, batch=10)),
-    ("FedAvg, CNN on 100 images of CIFAR's shape, batch 32", (3, 32, 32), fb.methods.fedavg(epochs=1, batch=32)),
-]
-
-
-def chain(shape: tuple[int, ...], method: fb.methods.Method, hand: bool) -> Round:
-    """Convolutions client by client, their gradient by `model/chain.py` or by autograd."""
-    own, network = point.by_hand, network_named("cnn", shape, 10)
-    point.by_hand = own if hand else lambda model: None
-    task = prepare(
-        network, federation(shape, [100] * 10), method=method, rounds=10**6, cohort=10, compile="off",
-        evaluate_every=10**6,
-    )  # fmt: skip
-    point.by_hand = own
-    return timed(task)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("docs/results/bench-hand.json"))
-    parser.add_argument("--job", default="", help="only jobs that start like this, as 'FedAvg, CNN'")
+    parser.add_argument("--job", default="", help="only jobs that start like this, as 'FedAG'")
+    parser.add_argument("--against", default="", help="only this other mode, as 'eager'")
     parser.add_argument("--turns", type=int, default=11)
     given = parser.parse_args()
     figures = Figures(given.output, "cpu", keep=True)
-    library()
-    for what, shape, method in CHAINS:
-        if what.startswith(given.job):
-            ways = [chain(shape, method, hand) for hand in (True, False)]
-            compared(figures, f"{what}: against autograd", *ways, given.turns)
     for what, job in JOBS.items():
         if what.startswith(given.job):
             for other in job.others:
-                compared(figures, f"{what}: against {other}", in_mode(job, job.mode), in_mode(job, other), given.turns)
+                if given.against in ("", other):
+                    ways = in_mode(job, job.mode), in_mode(job, other)
+                    compared(figures, f"{what}: against {other}", *ways, given.turns)
 
 
 if __name__ == "__main__":

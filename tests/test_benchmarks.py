@@ -12,6 +12,7 @@ import pytest
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 SMALL = {
     "cpu.py": ["--only", "choice", "--case", "fedavg mlp, equal"],
+    "hand.py": ["--job", "FedAvg, MLP 64", "--against", "eager", "--turns", "1"],
     "gpu_resnet.py": ["--device", "cpu", "--depth", "8", "--width", "2", "--rows", "32", "--only", "engines"],
     "student.py": ["--rows", "20"],
 }

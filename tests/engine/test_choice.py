@@ -88,18 +88,6 @@ def test_convolutions_run_client_by_client_on_a_cpu(monkeypatch: pytest.MonkeyPa
     assert asked.workers < 2
 
 
-@pytest.mark.parametrize("rounds", [3, 5000])
-def test_the_gradient_of_a_chain_of_convolutions_is_taken_by_hand(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "TINY", 0)
-    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/" + name)
-    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
-    made = task(network, rounds=rounds)
-    assert made.engine.steps.mode == "eager"
-    assert "a chain of convolutions, its gradient by hand; convolutions run client by client" in made.choice
-    for other in (task(network, rounds=rounds, method="feduab"), task(network, rounds=rounds, compile="on")):
-        assert "by hand" not in other.choice
-
-
 class Attentive(nn.Module):
     """Convolution and attention, whose dropout reads PyTorch's own generator."""
 

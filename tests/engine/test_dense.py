@@ -5,9 +5,12 @@ import torch
 from torch import nn
 
 import fedbayes as fb
-from fedbayes.clients.known import dense
+from fedbayes.clients.client import Phase
+from fedbayes.clients.optimisers import sgd
+from fedbayes.clients.point import PointStep
 from fedbayes.data import from_clients
 from fedbayes.data.augment import crop_flip
+from fedbayes.engine.fast.forms import dense, rowwise
 from fedbayes.engine.stacked import run_all
 from fedbayes.methods import method_named
 from fedbayes.model.likelihood import Likelihood, categorical, custom, mean_variance, normal
@@ -122,34 +125,46 @@ REFUSED = {
 }
 
 
+def phase(model: Model) -> Phase:
+    return Phase(PointStep(model, sgd(), 1), 1, 5)
+
+
 @pytest.mark.parametrize("network", REFUSED)
 def test_no_other_network_is_taken(network: str) -> None:
-    assert dense(Model.of(REFUSED[network](), categorical()), 0.0, (), False, False) is None
+    assert dense(phase(Model.of(REFUSED[network](), categorical()))) is None
 
 
 @pytest.mark.parametrize("likelihood", [custom(lambda out, y: -out.sum(-1)), mean_variance(), normal(learn=True)])
 def test_no_other_likelihood_is_taken(likelihood: Likelihood) -> None:
-    assert dense(Model.of(nn.Linear(6, 2), likelihood), 0.0, (), False, False) is None
+    assert dense(phase(Model.of(nn.Linear(6, 2), likelihood))) is None
 
 
 def test_nor_frozen_weights_nor_augmented_inputs_nor_bfloat16() -> None:
     network = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
     for options in ({"frozen": ("0.*",)}, {"augment": crop_flip}, {"bfloat16": True}, {"parts": {"a": ["*"]}}):
-        assert dense(Model.of(network, categorical(), **options), 0.0, (), False, False) is None
-    assert dense(Model.of(network, categorical()), 0.0, (), False, False) is not None
+        assert dense(phase(Model.of(network, categorical(), **options))) is None
+    assert dense(phase(Model.of(network, categorical()))) is not None
 
 
 @pytest.mark.parametrize("options", [{"optimiser": "adam"}, {"adversarial": 0.1}])
 def test_nor_other_steps(options: dict[str, object]) -> None:
     task = prepare(CHAINS["relu"](3).double(), sites(), method=method_named("fedavg", options), rounds=1)
-    assert task.program.client.phases[0].dense is None
+    assert dense(task.program.client.phases[0]) is None
 
 
-def test_nothing_is_known_of_a_phase_whose_step_was_replaced() -> None:
+def test_nor_a_phase_whose_step_was_replaced() -> None:
     task = prepare(CHAINS["relu"](3).double(), sites(), method=method_named("fedavg"), rounds=1)
-    (phase,) = task.program.client.phases
-    assert phase.dense is not None
-    other = phase._replace(step=lambda state, b, tape, info: state)
-    assert other.dense is None
-    assert other.rowwise is None
-    assert phase._replace(epochs=7).dense is not None
+    (own,) = task.program.client.phases
+    assert dense(own) is not None
+    other = own._replace(step=lambda state, b, tape, info: state)
+    assert dense(other) is None
+    assert rowwise(other) is None
+
+
+def test_a_rate_that_falls_within_other_epochs_than_the_phase_has_is_left_to_python() -> None:
+    step = PointStep(Model.of(nn.Linear(6, 1), normal()), sgd(), 3, falling=True)
+    assert rowwise(Phase(step, 3, 1)) is not None
+    assert rowwise(Phase(step, 7, 1)) is None
+    form = dense(Phase(step, 7, 1))
+    assert form is not None
+    assert form.falling == 3

@@ -55,41 +55,7 @@ class Upload(NamedTuple):
     metrics: dict[str, Tensor]
 
 
-class Rowwise(NamedTuple):
-    """A step that is plain gradient descent on one row's squared error, for an engine that has code for it."""
-
-    hidden: int  # units of the one hidden layer; 0: a linear map
-    inputs: Callable[[Tensor], Tensor]  # stored rows as the network sees them
-    sharpness: float  # 1 / scale^2: the loss is sharpness / 2 * (target - output)^2 + constant
-    constant: float
-    clip: bool
-    falling: bool
-
-
-class Dense(NamedTuple):
-    """A step that is gradient descent on the mean NLL of linear maps with functions between them, for an engine that
-    has a backward pass of its own for it."""
-
-    layers: tuple[tuple[int, int, bool], ...]  # inputs, outputs, whether it has a bias; in the order of the vector
-    between: tuple[str, ...]  # "relu", "tanh" or "sigmoid", after each layer but the last
-    inputs: Callable[[Tensor], Tensor]  # stored rows as the network sees them
-    scale: float | None  # of the normal likelihood; None: classes
-    momentum: float
-    pull: tuple[str, ...]
-    clip: bool
-    falling: bool
-
-
 Step = Callable[[State, Any, Tape, Info], State]  # of a Batch, or of a tuple of them where a phase reads several
-
-
-class Known(NamedTuple):
-    """What is known of the form of one step, for engines that have code of their own for it."""
-
-    step: Step
-    rowwise: Rowwise | None = None
-    dense: Dense | None = None
-    chain: bool = False  # whether one client's gradient is taken by hand on a CPU, see chain.py
 
 
 class Phase(NamedTuple):
@@ -102,25 +68,7 @@ class Phase(NamedTuple):
     epochs: int
     batch: int
     batches: int = 1
-    known: Known | None = None  # of `step`; of a phase whose step was replaced nothing is known
     begin: Callable[[State, Info], State] | None = None
-
-    @property
-    def form(self) -> Known:
-        """What is known of this very step."""
-        return self.known if self.known is not None and self.known.step is self.step else Known(self.step)
-
-    @property
-    def rowwise(self) -> Rowwise | None:
-        return self.form.rowwise
-
-    @property
-    def dense(self) -> Dense | None:
-        return self.form.dense
-
-    @property
-    def chain(self) -> bool:
-        return self.form.chain
 
 
 class Client(NamedTuple):

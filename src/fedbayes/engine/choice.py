@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.engine.batches import steps_in_epoch
+from fedbayes.engine.fast import forms
 from fedbayes.engine.fast.rowwise import compiler
 from fedbayes.engine.loop import Loop
 from fedbayes.engine.stacked import Stacked
@@ -58,9 +59,9 @@ def choose(
     mode, why = _mode(compile, device, steps)
     phases, workers, asked = program.client.phases, 0, chunk
     if device == "cpu":
-        if compile in ("auto", "off") and all(p.dense for p in phases):
+        if compile in ("auto", "off") and all(map(forms.dense, phases)):
             mode, why = BY_HAND, "a chain of linear maps, its gradient by hand"
-        if compile != "off" and all(p.rowwise for p in phases) and compiler():
+        if compile != "off" and all(map(forms.rowwise, phases)) and compiler():
             mode, why = ROWWISE, "steps on single rows of a small network, in C"
         if mode in ("eager", BY_HAND) and _is_small(program):
             workers = 1
@@ -68,9 +69,6 @@ def choose(
             # Stacked convolutions are slower than one after another on a CPU, unless calls cost more than products.
             workers = 0 if _weights(program) > LARGE or _draws(program.model, store.x) else WORKERS
             chunk = FEW_TINY if workers and _is_tiny(program, store.x) else 1
-            alone = chunk == 1 and (workers or mode == "eager")
-            if compile in ("auto", "off") and alone and all(p.chain for p in phases):
-                mode, why = "eager", "a chain of convolutions, its gradient by hand"
             if not workers and mode == "eager":
                 how = f"{why}; convolutions run client by client on a CPU"
                 return Loop(store, seed=seed), f"engine loop: {how}"

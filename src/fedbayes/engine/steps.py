@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Phase, only_if
 from fedbayes.engine.compiled import Compiled
-from fedbayes.engine.fast import dense, rowwise
+from fedbayes.engine.fast import dense, forms, rowwise
 from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined
 from fedbayes.federation.program import Store
 from fedbayes.model.convolution import stacked
@@ -78,11 +78,11 @@ class Steps:
         """The state after all steps of the work's table."""
         while True:
             try:
-                store = work.store
-                if self.mode == ROWWISE and work.phase.rowwise is not None:
-                    return rowwise.run(work.phase, *work.table, store.x, store.y, work.info, state)
-                if self.mode == BY_HAND and work.phase.dense is not None:
-                    return dense.run(work.phase, *work.table, store.x, store.y, work.info, state)
+                given = (*work.table, work.store.x, work.store.y, work.info, state)
+                if self.mode == ROWWISE and (single := forms.rowwise(work.phase)) is not None:
+                    return rowwise.run(single, *given)
+                if self.mode == BY_HAND and (form := forms.dense(work.phase)) is not None:
+                    return dense.run(form, *given)
                 with stacked(work.together.size > 1 and self.mode in ("graph", "compiled")):
                     return self._replay(work, state) if self._captures(work) else self._run(work, state)
             except (torch.OutOfMemoryError, NotStackable):

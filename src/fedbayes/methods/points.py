@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from fedbayes.clients.client import Client
-from fedbayes.clients.point import point
+from fedbayes.clients.point import PointStep, point
 from fedbayes.errors import InputError
 from fedbayes.federation.program import NOISE, Pooling, Prediction, Program
 from fedbayes.federation.round import check_rules, static_rules
@@ -41,17 +41,16 @@ class PointTraining(Schedule, Descent):
         """The point client that the options ask for."""
         check_batch(setting, model, self.batch)
         pulls = {"weight_decay": self.weight_decay, "proximal": proximal}
-        client = point(
+        step = PointStep(
             model,
-            optimiser=optimiser_named(self.optimiser, self.momentum),
-            epochs=self.epochs,
-            batch=self.batch,
+            optimiser_named(self.optimiser, self.momentum),
+            self.epochs,
             pull=tuple(name for name, strength in pulls.items() if strength),
             clip=self.clip > 0,
             falling=self.lr_within == "falling",
             adversarial=adversarial > 0,
         )
-        return in_schedule(client, self.lr_within)
+        return in_schedule(point(step, self.batch), self.lr_within)
 
 
 @record

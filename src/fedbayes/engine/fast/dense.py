@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedbayes.clients.client import Dense, Info, Phase
+from fedbayes.clients.client import Info
+from fedbayes.engine.fast.forms import Dense
 from fedbayes.posterior.values import LOG_2PI
 
 # What stands between two layers, in place, and its slope by its own output: d loss / d input from d loss / d output.
@@ -45,10 +46,8 @@ class Group(NamedTuple):
         return cls(vectors, slopes, velocity, _layers(form, vectors), _layers(form, slopes))
 
 
-def run(phase: Phase, rows: Tensor, live: Tensor | None, x: Tensor, y: Tensor, info: Info, state: Any) -> Any:
+def run(form: Dense, rows: Tensor, live: Tensor | None, x: Tensor, y: Tensor, info: Info, state: Any) -> Any:
     """The state after the steps of a table [steps, clients, 1, B] of rows, clients with more steps first."""
-    form = phase.dense
-    assert form is not None
     ((part, start),) = state.vectors.items()
     vectors, loss = start.clone(memory_format=torch.contiguous_format), state.loss.clone()
     slopes, velocity = torch.empty_like(vectors), state.optimiser[part].clone() if form.momentum else None
@@ -63,7 +62,7 @@ def run(phase: Phase, rows: Tensor, live: Tensor | None, x: Tensor, y: Tensor, i
         flat, mask = at.flatten(), None if live is None or full[s] else live[s, :working, 0]
         inputs = form.inputs(x[flat]).reshape(*at.shape, -1)
         loss[:working] += _gradient(form, group, inputs, y[flat].reshape(*at.shape, *y.shape[1:]), mask)
-        _descend(form, group, _rate(phase, form, info, s)[:working], info.options, centre)
+        _descend(form, group, _rate(form, info, s)[:working], info.options, centre)
     return state._replace(
         vectors={part: vectors},
         optimiser={part: velocity} if velocity is not None else state.optimiser,
@@ -133,11 +132,11 @@ def _head(form: Dense, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return nll, error.mul_(math.exp(-log))
 
 
-def _rate(phase: Phase, form: Dense, info: Info, step: int) -> Tensor:
+def _rate(form: Dense, info: Info, step: int) -> Tensor:
     rate = info.options["lr"].reshape(-1, 1).expand(len(info.n), 1)
     if not form.falling:
         return rate
-    return rate * (1 - torch.tensor(step) / (phase.epochs * info.batches[0][:, None])).to(rate)
+    return rate * (1 - torch.tensor(step) / (form.falling * info.batches[0][:, None])).to(rate)
 
 
 def _descend(form: Dense, group: Group, rate: Tensor, options: Mapping[str, Tensor], centre: Tensor) -> None:

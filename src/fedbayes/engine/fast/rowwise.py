@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbayes.clients.client import Phase
+from fedbayes.engine.fast.forms import Rowwise
 
 SOURCE = Path(__file__).with_name("rowwise.c")
 # Sums in any order, but what is not finite stays so: a client that diverges must be seen. Not -ffast-math: its start-up
@@ -58,10 +58,8 @@ def library() -> ctypes.CDLL:
     return ctypes.CDLL(str(target))
 
 
-def run(phase: Phase, rows: Tensor, live: Tensor | None, x: Tensor, y: Tensor, info: Any, state: Any) -> Any:
+def run(form: Rowwise, rows: Tensor, live: Tensor | None, x: Tensor, y: Tensor, info: Any, state: Any) -> Any:
     """The state after the steps of a table [steps, clients, 1, 1] of rows."""
-    form = phase.rowwise
-    assert form is not None
     clients = rows.shape[1]
     table = rows.reshape(len(rows), clients).contiguous()
     lengths = torch.full((clients,), len(rows)) if live is None else live.reshape(len(rows), clients).sum(0)
