@@ -10,13 +10,15 @@ from collections.abc import Callable
 import data_files
 import experiment_files
 import run_folders
+import secure_replies
 from harness import Case, Verdict, verdicts
 
-NUMBERS = {"experiments": 20_000, "data": 5_000, "folders": 2_000}
+NUMBERS = {"experiments": 20_000, "data": 5_000, "folders": 2_000, "secure": 5_000}
 KINDS: dict[str, tuple[Case, Callable[[], object] | None]] = {
     "experiments": (experiment_files.case, None),
     "data": (data_files.case, data_files.trained),
     "folders": (run_folders.case, run_folders.home),
+    "secure": (secure_replies.case, None),
 }
 EVERY = 20.0  # seconds between two lines of progress
 
