@@ -3,6 +3,8 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,16 @@ import pytest
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedbayes[flower]"')
 
 import secure_federation as federation
+from in_process import InProcess
 from secure_federation import EVIL, Post
 
+from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower import masks, secure_node
+from fedbayes.flower.federated import carried, run
 from fedbayes.flower.node import SECURE
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter
+from fedbayes.posterior.values import check
 
 pytestmark = pytest.mark.flower
 
@@ -288,6 +294,35 @@ def test_a_word_that_nobody_can_see_does_not_end_the_round(add: int) -> None:
             assert outcome.own == {}
         else:
             assert outcome.left_out == {}
+
+
+@pytest.mark.parametrize("rule", ["nwa", "conflation"])
+def test_a_sum_that_nobody_can_train_from_is_taken_back(tiny: Experiment, tmp_path: Path, rule: str) -> None:
+    """A word of +2^61 in the first round, wherever it does the most harm: the run goes on from what was before."""
+    x = replace(
+        tiny,
+        clients=5,
+        rounds=4,
+        options={**tiny.options, "rule": rule},
+        flower={**tiny.flower, "secure": True},
+    )
+    taken_back = 0
+    for word in (5, -1, -45):
+
+        def add(kind: str, k: int, letter: Letter, reply: Answer, word: int = word) -> Answer:
+            if kind != MASKED or k != EVIL or letter.head["round"] != 1:
+                return reply
+            vector = reply.arrays["sum"].copy()
+            vector[word : word + 1 or None] += np.array([2**61], np.uint64)
+            return Letter(reply.head, {**reply.arrays, "sum": vector})
+
+        (made,) = run(x, tmp_path / f"{word}", InProcess(carried(x), spoil=add)).values()
+        assert len(made.journal) == 4
+        assert made.journal[-1]["took_part"] == [0, 1, 2, 3, 4]
+        check(made.posterior)
+        notes = "".join(note for record in made.journal for note in record.get("notes", []))
+        taken_back += "round 2 was taken back" in notes
+    assert taken_back
 
 
 def test_figures_that_do_not_fit_are_no_reason_to_be_left_out() -> None:

@@ -51,6 +51,7 @@ class Evil:
         if kind not in self.kinds or not isinstance(reply, Letter) or self.rng.random() < 0.1:
             return reply
         if self.rng.random() < 0.1:
+            self.unseen |= bool(reply.arrays)  # a vector that is another's, or an old one, is as good as any
             return self.another(reply)
         head, arrays = dict(reply.head), dict(reply.arrays)
         for _ in range(self.rng.choice((1, 1, 2, 3))):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from fedbayes.errors import one_line, printable, shown
+from fedbayes.errors import InputError, one_line, printable, shown
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, check_head, read
 from fedbayes.posterior.values import Parts
@@ -44,6 +44,10 @@ class Refusal(Exception):
     def __init__(self, client: int, reason: object, *, offence: bool = True) -> None:
         self.client, self.reason, self.offence = client, clean(reason) or "no reason given", offence
         super().__init__(f"client {client}: {self.reason}")
+
+
+class Unusable(InputError):
+    """Most clients say that they can't train from the broadcast: it was spoilt under masks, or training diverged."""
 
 
 class Absent(Refused):

@@ -13,6 +13,7 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.experiments.keys import FLOWER
 from fedbayes.federation.program import BY_MEMBERS, STATISTICS, Program
+from fedbayes.flower.border import Unusable
 from fedbayes.flower.measured import Deadline, Measured
 from fedbayes.flower.metrics import Metrics
 from fedbayes.flower.places import Places
@@ -110,7 +111,7 @@ def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], N
     asks = engine.settings.client_scores
     if asks is None:
         asks = not len(task.clients.data.test_x)
-    for made, record in rounds(task, progress, own, after):
+    for made, record in _steady(task, progress, own, after):
         if asks and task.program.prediction.whole and "test" in record:
             started = time.perf_counter()
             scores = engine.scores(made.state)
@@ -122,3 +123,25 @@ def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], N
         if late := engine.take_notes():
             record["notes"] = [*record.get("notes", []), *late]
         yield made, record
+
+
+def _steady(task: Task, progress: Progress, own: OwnStore, after: Callable[[], None]) -> Iterator[Step]:
+    """Rounds, of which one is taken back after whose secure sum most clients can't train; a few times, not for ever.
+
+    Under masks a client may spoil a sum unseen, and nobody knows who did: the posterior before it is trained on.
+    """
+    engine, before, taken_back = task.engine, progress, 0
+    assert isinstance(engine, Remote)
+    while True:
+        try:
+            for made, record in rounds(task, progress, own, after):
+                before, progress = progress, made
+                yield made, record
+            return
+        except Unusable as error:
+            if before is progress or taken_back == engine.settings.attempts:
+                raise
+            taken_back += 1
+            number = progress.state.round
+            engine.notes.append(f"round {number} was taken back, and trained on from the posterior before it: {error}")
+            before = progress = progress._replace(state=before.state._replace(round=number))

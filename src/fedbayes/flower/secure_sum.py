@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbayes.federation.program import Order, Outcome, Program
 from fedbayes.flower import masks
-from fedbayes.flower.border import Refusal, guarded
+from fedbayes.flower.border import Refusal, Unusable, guarded
 from fedbayes.flower.hidden import Hidden
 from fedbayes.flower.post import Answer
 from fedbayes.flower.promises import Evidence, Promise, key_of, seed_of
@@ -51,6 +51,7 @@ class SecureSum:
         self.head = {**head, "round": order.round}
         self.least = max(LEAST, min(settings.min_clients, len(order.cohort)))
         self.refusals: dict[int, Refusal] = {}  # of those who are not in the sum
+        self.silent: set[int] = set()
         self.withheld: dict[int, Refusal] = {}  # of those who are in it, but give no shares
         self.evidence: list[Evidence] = []  # against clients of earlier attempts
 
@@ -66,6 +67,10 @@ class SecureSum:
         self._enough(self.dealt)
         self.near = {k: [j for j in self.near[k] if j in self.dealt] for k in self.dealt}
         hidden = self._masked({k: {"counted": counted[k], "weight_unit": unit} for k in self.dealt})
+        unable = [k for k in self.dealt if k in self.refusals and not self.refusals[k].offence and k not in self.silent]
+        if 2 * len(unable) > len(self.dealt):
+            reasons = "; ".join(str(self.refusals[k]) for k in unable)
+            raise Unusable(f"round {self.order.round + 1}: most clients can't train from the broadcast ({reasons})")
         figures, others = hidden.agreed()
         for k, why in others.items():
             self._refuse(k, Refusal(k, why))
@@ -224,6 +229,8 @@ class SecureSum:
         letters = {k: Letter({**self.head, **more, "client": k}, sent) for k, more in about.items()}
         for k, answer in self.exchange(kind, letters):
             value = guarded(k, partial(read, k), answer)
+            if isinstance(answer, str):
+                self.silent.add(k)
             if not isinstance(value, Refusal):
                 yield k, value
             elif kind != UNMASK:
