@@ -1,5 +1,7 @@
 """The app that `fedbayes flower init` writes: it is whole, its experiment trains, and it needs no Flower to be made."""
 
+import configparser
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 from fedbayes.cli import app
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import read
+from fedbayes.flower import driver, watchdog
 from fedbayes.flower.settings import settings_of
 from fedbayes.flower.start import init
 from fedbayes.runs.folder import run
@@ -54,7 +57,7 @@ def test_the_experiment_trains_here_as_it_is(tmp_path: Path, monkeypatch: pytest
     assert made.journal[-1]["test"]["count"] > 300
 
 
-@pytest.mark.parametrize("script", ["secure.sh", "users.sh", "superlink.sh", "supernode.sh"])
+@pytest.mark.parametrize("script", ["secure.sh", "users.sh", "superlink.sh", "supernode.sh", "rekey.sh"])
 def test_scripts_are_plain_shell(tmp_path: Path, script: str) -> None:
     init(tmp_path / "demo")
     subprocess.run(["sh", "-n", script], cwd=tmp_path / "demo", check=True)
@@ -88,3 +91,65 @@ def test_a_machine_without_the_tools_is_told_which_one_to_install(tmp_path: Path
     assert done.returncode == 2
     assert done.stderr.strip() == "secure.sh needs openssl, which is not installed here"
     assert not (tmp_path / "demo" / "keys").exists()
+
+
+UNITS = ["demo-server.service", "demo-node@.service", "demo-run.service"]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_units_name_what_is_there_and_statuses_that_are_given(tmp_path: Path, unit: str) -> None:
+    """Every status that a unit does not start again after is one that a person must mend."""
+    init(tmp_path / "demo")
+    sections = configparser.RawConfigParser(strict=True)
+    sections.optionxform = str  # type: ignore[assignment,method-assign]
+    sections.read(tmp_path / "demo" / "systemd" / unit)
+    service = sections["Service"]
+    for word in shlex.split(service["ExecStart"]):
+        assert not word.endswith(".sh") or (tmp_path / "demo" / word).is_file()
+    known = {2, watchdog.TURNED_AWAY, driver.FAILED, driver.STOPPED}
+    assert set(map(int, service["RestartPreventExitStatus"].split())) <= known
+    assert service["Restart"] == "on-failure"
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze checks units")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    init(tmp_path / "demo")
+    home = tmp_path / "demo" / "systemd"
+    for unit in UNITS:
+        text = (home / unit).read_text().replace("/srv/demo/.venv/bin/fedbayes", "/bin/true")
+        (home / unit).write_text(text.replace("/srv/demo", str(tmp_path / "demo")))
+    names = [str(home / unit.replace("@.", "@0.")) for unit in UNITS]
+    shutil.copy(home / "demo-node@.service", home / "demo-node@0.service")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *names],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert [line for line in done.stderr.splitlines() if "demo-" in line] == []
+
+
+def test_the_compose_file_starts_the_scripts_that_are_there(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads the compose file")
+    init(tmp_path / "demo")
+    services = yaml.safe_load((tmp_path / "demo" / "compose.yaml").read_text())["services"]
+    assert {"server", "run", "node-0", "node-1", "node-2"} == set(services)
+    for service in services.values():
+        words = shlex.split(service["command"])
+        assert words[0] == "fedbayes" or (tmp_path / "demo" / words[1]).is_file()
+        assert service["restart"] == "on-failure"
+        assert service["logging"]["options"]["max-size"] == "10m"
+    assert (tmp_path / "demo" / "Dockerfile").is_file()
+    assert "keys" in (tmp_path / "demo" / ".dockerignore").read_text().split()  # no key in an image
+
+
+def test_a_key_that_is_not_registered_cant_be_taken_away(tmp_path: Path) -> None:
+    init(tmp_path / "demo")
+    for arguments, word in (
+        (["revoke", "0"], "has no registered key"),
+        (["lose", "0"], "usage"),
+        (["renew", "x"], "K is"),
+    ):
+        done = subprocess.run(
+            ["sh", "rekey.sh", *arguments], cwd=tmp_path / "demo", capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert word in done.stderr

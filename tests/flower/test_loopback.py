@@ -16,6 +16,7 @@ from machines import Machines, until
 
 import fedbayes as fb
 from fedbayes.experiments.experiment import read
+from fedbayes.flower.watchdog import TURNED_AWAY
 from fedbayes.posterior.values import check
 from fedbayes.runs.folder import run as run_here
 
@@ -125,8 +126,10 @@ def test_a_node_whose_key_is_not_registered_gets_nothing(machines: Machines) -> 
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(keys / "node-9")], check=True)
     for kind in ("crt", "key"):
         shutil.copy(keys / f"node-0.{kind}", keys / f"node-9.{kind}")
+    machines.environment["PATIENCE"] = "10"  # of its watchdog
     machines.node(9)
-    assert machines.running.pop("node-9").wait(timeout=240) != 0
+    del machines.environment["PATIENCE"]
+    assert machines.running.pop("node-9").wait(timeout=240) == TURNED_AWAY
     public = (keys / "node-9.pub").read_text().split()[1]
     assert public not in machines.call("flwr", "supernode", "list", machines.folder.name, "--format", "json")
 

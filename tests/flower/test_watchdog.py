@@ -114,10 +114,10 @@ def test_a_program_that_no_longer_answers_is_ended_and_started_again(tmp_path: P
 
 def test_the_reason_is_the_clock_the_superlink_or_the_key(tmp_path: Path, link: Server) -> None:
     dog = Watchdog(["true"], Watch(superlink=link))
-    assert dog.reason(0)[0] == FAILED
-    dog.lines.append(
-        "Failed to initialize the connection to the SuperLink.\n[code: 401] Invalid SuperNode authentication"
-    )
+    assert dog.reason(0) == (TURNED_AWAY, "the SuperLink turned it away: its key is not registered, or was revoked")
+    dog.lines.extend(["\x1b[91mERROR \x1b[0m: something broke", "INFO: Finished server process [4010]"])
+    assert dog.reason(1) == (FAILED, "the last that it said was 'ERROR : something broke'")
+    dog.lines.append("[code: 2004] Failed to activate SuperNode.")
     assert dog.reason(1)[0] == TURNED_AWAY
     Clock.ahead = 20.0
     code, why = dog.reason(0)
@@ -129,6 +129,30 @@ def test_the_reason_is_the_clock_the_superlink_or_the_key(tmp_path: Path, link: 
     assert dog.reason(1)[0] == CLOCK
     gone = Watchdog(["true"], Watch(superlink=Server("127.0.0.1:1", link.authority)))
     assert gone.reason(1) == (UNREACHABLE, "the SuperLink at 127.0.0.1:1 does not answer")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process when its parent is gone")
+def test_a_program_ends_with_its_watchdog_however_that_went(tmp_path: Path) -> None:
+    inner = program(tmp_path, "Path('pid').write_text(str(os.getpid()))\nprint('up', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "fedbayes", "flower", "watch", *inner]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    child = int((tmp_path / "pid").read_text())
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 20
+    while time.monotonic() < end and Path(f"/proc/{child}").exists():
+        if "Z" in Path(f"/proc/{child}/stat").read_text().split(")")[1]:
+            break
+        time.sleep(0.1)
+    assert time.monotonic() < end
+
+
+def test_wrong_arguments_are_not_tried_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert Watchdog(program(tmp_path, "sys.exit(2)"), QUICK, said.append).run() == 2
+    assert said == [f"{Path(sys.executable).name} does not start with these arguments"]
 
 
 def test_health_is_a_page_that_answers(link: Server, tmp_path: Path) -> None:

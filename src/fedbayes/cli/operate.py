@@ -31,7 +31,7 @@ def watch(
     """Keep one of Flower's programs running: what ends, hangs or goes deaf is started again.
 
     Exit status: 0 told to stop, 69 the SuperLink does not answer, 70 it failed again and again, 77 the SuperLink turned
-    it away, 78 this machine's clock is wrong.
+    it away, 78 this machine's clock is wrong, 2 its arguments are wrong.
     """
     from fedbayes.flower.watchdog import Server, Watch, watched
 
@@ -60,6 +60,7 @@ def train(
 
     Exit status: 0 complete, 69 the SuperLink does not answer, 70 it failed again and again, 75 stopped by an operator.
     """
+    import os
     import shlex
 
     from fedbayes.flower.driver import Driver, Plan
@@ -69,6 +70,8 @@ def train(
         raise InputError(
             f"{app} is no app: it has no pyproject.toml; give the folder that `fedbayes flower init` wrote"
         )
+    if (app / ".flwr").is_dir():  # where secure.sh wrote how the SuperLink is reached
+        os.environ.setdefault("FLWR_HOME", str(app.resolve() / ".flwr"))
     place = output or f"runs/{name}"
     plan = Plan(app, superlink or name, place, shlex.join(settings or []), app / place, patience=patience)
     raise typer.Exit(Driver(plan, lambda text: out.print(escape(text))).drive())

@@ -30,7 +30,6 @@ def attend(program: str, arguments: list[str]) -> int:
         _end_soon()
 
     threading.excepthook = fail
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     sys.argv = [program, *arguments]
     (entry,) = entry_points(group="console_scripts", name=program)
     try:
@@ -52,13 +51,6 @@ def _end_soon() -> None:
 
     threading.Thread(target=insist, daemon=True).start()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _end_with(parent: int) -> None:
-    """End when the watchdog is gone, however it went."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    _end_soon()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -27,7 +29,11 @@ MENDED = (TURNED_AWAY, CLOCK)  # by a person; a node that was cut off is turned 
 AHEAD, BEHIND = 5.0, 305.0  # seconds that Flower allows a node's clock to differ from the SuperLink's
 LOG_BYTES, LOG_FILES = 10 << 20, 5
 LINES = 40  # of a program's last output, by which its end is explained
-UNKNOWN = ("401", "403", "not registered", "Unauthorized", "Invalid SuperNode", "NODE_NOT_FOUND", "already")
+USAGE = 2  # the status of a program whose arguments are wrong: to start it again is no help
+REFUSED = re.compile(r"Failed to activate SuperNode")
+FAULT = re.compile(r"error|exception|fail|refused|denied|in use", re.IGNORECASE)
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,9 @@ class Watchdog:
             if self.asked.is_set():
                 self.say(f"{self.name} was told to stop")
                 return STOPPED
+            if status == USAGE:
+                self.say(f"{self.name} does not start with these arguments")
+                return USAGE
             if now - began >= self.watch.steady:
                 failing, pauses = None, iter(self.watch.pauses)
             failing = now if failing is None else failing
@@ -128,19 +137,24 @@ class Watchdog:
                     f"this machine's clock is {abs(ahead):.0f} s {word} the SuperLink's, and Flower allows "
                     f"{AHEAD if ahead > 0 else BEHIND:.0f}; set the clock (timedatectl set-ntp true)"
                 )
-            if status and any(word in line for line in self.lines for word in UNKNOWN):
-                return TURNED_AWAY, (
-                    "the SuperLink turned it away: its key is not registered, or a node with that key was online until "
-                    "a minute ago"
-                )
-        last = next((line for line in reversed(self.lines) if line.strip()), "it said nothing")
-        return FAILED, f"its last words were {printable(last)[:200]!r}"
+            if not status:  # as Flower ends where a SuperLink does not know the node's key
+                return TURNED_AWAY, "the SuperLink turned it away: its key is not registered, or was revoked"
+            if any(map(REFUSED.search, self.lines)):
+                return TURNED_AWAY, "the SuperLink turned it away: a node with its key was online until a minute ago"
+        said = [printable(COLOUR.sub("", line)) for line in reversed(self.lines) if line.strip()]
+        last = next(filter(FAULT.search, said), said[0] if said else "nothing")
+        return FAILED, f"the last that it said was {last[:200]!r}"
 
     def _once(self) -> tuple[int, bool]:
         """The program from its start to its end: its status, and whether it hung."""
         self.lines.clear()
         self.child = child = subprocess.Popen(
-            _inside(self.command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            _inside(self.command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            preexec_fn=_ends_with_us if PRCTL else None,
         )
         reader = threading.Thread(target=self._read, args=(child,), daemon=True)
         reader.start()
@@ -195,6 +209,12 @@ def _inside(command: Sequence[str]) -> list[str]:
     if Path(command[0]).name == "flower-supernode":
         return [sys.executable, "-m", "fedbayes.flower.attended", "flower-supernode", *command[1:]]
     return list(command)
+
+
+def _ends_with_us() -> None:
+    """Have the kernel tell a new process when the watchdog is gone, however it went."""
+    assert PRCTL is not None
+    PRCTL(1, signal.SIGTERM)
 
 
 def _log_of(path: Path | None) -> logging.Logger:
