@@ -27,6 +27,8 @@ class Link:
         if arguments[0] == "run":
             self.started.append(list(arguments))
             return "Loading ...\n" + json.dumps({"success": True, "run-id": f"{len(self.started)}"})
+        if arguments[0] == "log":
+            return "round 3: 1.0 s\nerror: the disk is full at runs/demo: free some space\nTraceback\n"
         self.looks += 1
         status = "running" if self.looks % 2 else self.ends[len(self.started) - 1]
         if self.folder and not self.looks % 2:
@@ -57,6 +59,9 @@ def test_a_run_is_driven_to_its_end(ends: list[str], status: int) -> None:
     link, said = Link(ends), []
     assert Driver(plan(), said.append, link).drive() == status
     assert len(link.started) == len(ends)
+    assert (BAD in ends) == any(
+        "finished:failed after 0 rounds: the disk is full at runs/demo" in text for text in said
+    )
     assert link.started[0][-2:] == ["-c", 'output="runs/demo"']
     assert len({tuple(command) for command in link.started}) == 1  # into the same folder, where it goes on
 

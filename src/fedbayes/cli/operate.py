@@ -74,7 +74,7 @@ def train(
         os.environ.setdefault("FLWR_HOME", str(app.resolve() / ".flwr"))
     place = output or f"runs/{name}"
     plan = Plan(app, superlink or name, place, shlex.join(settings or []), app / place, patience=patience)
-    raise typer.Exit(Driver(plan, lambda text: out.print(escape(text))).drive())
+    raise typer.Exit(Driver(plan, lambda text: out.print(escape(text), soft_wrap=True)).drive())
 
 
 @flower_app.command()

@@ -81,7 +81,7 @@ class Driver:
                 return STOPPED
             now = self._rounds()
             failures, rounds = (1 if now > rounds else failures + 1), now
-            why = f"run {key} is {status} after {now} rounds; `flwr log {key} {self.plan.superlink}` says why"
+            why = f"run {key} is {status} after {now} rounds: {self._why(key)}"
             if failures >= self.plan.failures:
                 self.say(f"{why}; {failures} failures without a round between them are enough")
                 return FAILED
@@ -105,6 +105,15 @@ class Driver:
             if status.startswith("finished") or status == "not known":  # a SuperLink without its database forgets
                 return status
             time.sleep(self.plan.pause)
+
+    def _why(self, key: str) -> str:
+        """The line by which the server said why it ended, where there is one."""
+        try:
+            lines = self.call(["log", key, self.plan.superlink, "--show"]).splitlines()
+        except Unanswered:
+            lines = []
+        said = [printable(line.removeprefix("error: ")) for line in lines if line.startswith("error: ")]
+        return said[-1][:500] if said else f"`flwr log {key} {self.plan.superlink} --show` says more"
 
     def _patiently(self, command: Sequence[str]) -> Any:
         """What a command prints as JSON; asked again while the SuperLink does not answer."""
