@@ -163,11 +163,31 @@ def record_of(cls: type[Record], values: Mapping[str, Any], where: str) -> Recor
     return cls(**values)
 
 
-def described(cls: Any) -> list[tuple[str, str, str, str]]:
-    """Rows of a table: name, default, what it must be, what it means."""
+class Row(NamedTuple):
+    """An option as a table shows it."""
+
+    name: str
+    default: str  # as Python writes it; empty where it must be given
+    words: str
+    about: str
+
+
+def described(cls: Any) -> list[Row]:
+    """The options of a record as rows of a table; what the record fixes is left out."""
+    fixed = getattr(cls, "fixed", ())
     rows = []
     for name, f in options_of(cls).items():
+        if name in fixed:
+            continue
         default = "{}" if f.default_factory is dict else "" if f.default is MISSING else repr(f.default)
-        check = f.metadata["check"]
-        rows.append((name, default, "" if check is None else check.words, f.metadata["about"]))
+        rows.append(Row(name, default, _requirement(f), f.metadata["about"]))
     return rows
+
+
+def _requirement(f: Field[Any]) -> str:
+    """What an option must be, in words; its choices by name."""
+    check = f.metadata["check"]
+    if check is None:
+        return ""
+    words = check.words if check.choices is None else ", ".join(check.choices)
+    return f"{words} (or *own*)" if f.metadata["importable"] else str(words)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedbayes.cli.shared import Settings, app, data_app, out
+from fedbayes.cli.shared import Settings, app, data_app, key_help, out
 
 
 def _list(rows: Iterable[tuple[str, str]]) -> None:
@@ -81,7 +81,7 @@ def datasets() -> None:
 @data_app.command("show")
 def data_show(
     name: Annotated[str, typer.Argument(help="A data set's name, or package.module:object.")],
-    partition: Annotated[str, typer.Option(help="How it is spread.")] = "iid",
+    partition: Annotated[str, typer.Option(help=key_help("partition"))] = "iid",
     clients: Annotated[int, typer.Option(help="Over how many clients.")] = 20,
     seed: Annotated[int, typer.Option(help="The split's seed.")] = 0,
     settings: Settings = None,

@@ -8,6 +8,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedbayes.experiments.keys import Keys
+from fedbayes.options import options_of
+
+
+def key_help(name: str) -> str:
+    """What `--help` says of a key of an experiment."""
+    f = options_of(Keys)[name]
+    choices = f.metadata["check"].choices
+    return f"{f.metadata['about']}{'' if choices is None else ': ' + ', '.join(choices)}."
+
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedbayes.cli.shared import Events, Folder, Settings, Trust, app, out
+from fedbayes.cli.shared import Events, Folder, Settings, Trust, app, key_help, out
 from fedbayes.cli.watching import watching
 
 
@@ -17,9 +17,9 @@ def run(
     name: Annotated[str, typer.Argument(help="An experiment's name (quickstart) or a TOML file.")],
     output: Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME by default.")] = None,
     settings: Settings = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, loop, stacked or flower (needs fedbayes[flower]).")] = None,
-    compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
+    device: Annotated[str | None, typer.Option(help=key_help("device"))] = None,
+    engine: Annotated[str | None, typer.Option(help=key_help("engine"))] = None,
+    compile: Annotated[str | None, typer.Option(help=key_help("compile"))] = None,
     central: Annotated[bool, typer.Option("--central", help="Pool all rows in one client: no federation.")] = False,
     tensorboard: Events = False,
     active: Annotated[
@@ -62,7 +62,7 @@ def sweep(
     over: Annotated[list[str], typer.Option(help="key=first..last or key=a,b,c; give it again for more keys.")],
     output: Annotated[Path | None, typer.Option(help="The folder of the members' folders; runs/NAME-sweep.")] = None,
     settings: Settings = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    device: Annotated[str | None, typer.Option(help=key_help("device"))] = None,
     trust: Trust = None,
 ) -> None:
     """Train an experiment over lists of values, as one tensor program where only numbers differ; again: go on."""

@@ -45,9 +45,9 @@ stage_list = Check(
 class Problem:
     """What is learned, from which rows."""
 
-    data: str = option("a data set's name", text, default="digits", importable=True)
+    data: str = option("a data set's name, see `fedbayes datasets`", text, default="digits", importable=True)
     data_options: Table = option("of the data set, or of the function that gives it", subtable, factory=dict)
-    network: str = option("a network's name", text, default="mlp", importable=True)
+    network: str = option("a network's name, see `fedbayes networks`", text, default="mlp", importable=True)
     network_options: Table = option(
         "of the network; `dropout` gives any network dropout, save in `undropped`", subtable, factory=dict
     )
@@ -61,7 +61,13 @@ class Problem:
 class Spread:
     """Who holds which rows."""
 
-    partition: str = option("how rows are spread over clients", text, default="iid", kind="server", importable=True)
+    partition: str = option(
+        "how rows are spread over clients, see `fedbayes partitions`",
+        text,
+        default="iid",
+        kind="server",
+        importable=True,
+    )
     partition_options: Table = option("of the partition", subtable, factory=dict, kind="server")
     clients: int = option("how many there are", at_least_one, default=20, kind="server")
     test_per_client: int | None = option("test rows of each client; by default its share", whole(0), default=None)
@@ -72,16 +78,12 @@ class Spread:
 class Composition:
     """By which methods it is trained."""
 
-    method: str = option("the method's name", text, default="feduab", importable=True)
+    method: str = option("the method's name, see `fedbayes methods`", text, default="feduab", importable=True)
     methods: tuple[str, ...] = option(
         "methods to compare, one run per method; `method` is the one that `fedbayes.load` gives", patterns, default=()
     )
     stages: tuple[str | Table, ...] = option(
-        "what the server does with the pooled parts after the method's own stages, in order: the user's own code, with "
-        "options as {stage = package.module:name, ...}",
-        stage_list,
-        default=(),
-        importable=True,
+        "what the server does with the pooled parts after the method's own stages, in order", stage_list, default=()
     )
     options: Table = option(
         "of all methods; a table inside, under a method's name, is for that method alone", subtable, factory=dict
@@ -97,6 +99,9 @@ class Upkeep:
         "rounds between checkpoints; by default one every two seconds", at_least_one, default=None, kind="server"
     )
     flower: Table = option("how Flower carries it to other machines", subtable, factory=dict)
+
+
+GROUPS = (Problem, Spread, Composition, Training, Judging, Upkeep)  # in the order in which files are written
 
 
 @record
