@@ -1,5 +1,6 @@
 """The border: what a node replies is a typed value or a refusal of that client, and nothing of it stays behind."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,9 @@ UPLOADS: dict[str, Callable[[Letter], Answer]] = {
     "an array too many": with_arrays(more=np.ones(3)),
     "an array of one number": with_arrays(model__mean=np.array(1.0)),
     "complex numbers": with_arrays(model__mean=np.ones(39, complex)),
+    "numbers beyond all measure": with_arrays(model__mean=np.full(39, 1e16)),
+    "scales of nothing": with_arrays(model__scale=np.full(39, 1e-100)),
+    "scales beyond all measure": with_arrays(model__scale=np.full(39, 1e300)),
     "a forged refusal": lambda letter: Letter({"refused": FORGED}, {}),
     "a refusal that is a list": lambda letter: Letter({"refused": [FORGED] * 3}, {}),
     "a letter without anything": lambda letter: Letter({}, {}),
@@ -239,3 +243,53 @@ def test_others_stand_in_for_who_was_put_aside(tiny: Experiment, tmp_path: Path)
     later = [r["left_out"]["1"] for r in far.journal if "put aside" in r["left_out"].get("1", "")]
     assert later
     assert all("stood in" in reason for reason in later)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e300])
+def test_a_figure_that_is_not_finite_is_left_out_and_not_its_client(
+    small: Experiment, tmp_path: Path, value: float
+) -> None:
+    honest = federate(small, tmp_path / "honest").journal[0]
+    spoilt = federate(small, tmp_path / "spoilt", only(1, "train", with_head(metric__loss=value))).journal[0]
+    assert spoilt["left_out"] == {}
+    assert spoilt["train"]["kl"] == honest["train"]["kl"]
+    assert 0 < spoilt["train"]["loss"] < 10
+    assert any(note.startswith("client 1's training figure loss is") for note in spoilt["notes"])
+
+
+@pytest.mark.parametrize("arrays", [{"buffers.mean": np.full(12, -1e3)}, {"counters.mean": np.array([2**62])}])
+def test_buffers_with_which_nobody_could_go_on_are_refused(
+    small: Experiment, tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
+    x = replace(small, method="fedavg", network="flower_code:norm_net", options={"epochs": 2, "batch": 8})
+    far = federate(x, tmp_path / "far", only(1, "train", with_arrays(**arrays)))
+    same_bits(far, federate(x, tmp_path / "without", gone=1))
+    assert re.search("variances below 0|counts 4.61e.18 in one round", far.journal[0]["left_out"]["1"])
+
+
+def test_a_figure_that_one_client_names_alone_is_not_reported(small: Experiment, tmp_path: Path) -> None:
+    honest = federate(small, tmp_path / "honest").journal[0]
+    spoilt = federate(small, tmp_path / "spoilt", only(1, "train", with_head(metric__accuracy=1.0))).journal[0]
+    assert spoilt["train"] == honest["train"]
+
+
+# Uploads that are posteriors, if strange ones: they are counted, and the run goes on.
+STRANGE: dict[str, tuple[str, Callable[[Letter], Answer]]] = {
+    "large weights": ("feduab", with_arrays(model__mean=np.full(39, 1e15))),
+    "wide": ("feduab", with_arrays(model__scale=np.full(39, 1e15))),
+    "large variances": ("fedavg", with_arrays(buffers__mean=np.full(12, 1e15))),
+    "many batches": ("fedavg", with_arrays(counters__mean=np.array([10**9]))),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_strange_posterior_does_not_end_the_run(small: Experiment, tmp_path: Path, what: str) -> None:
+    method, change = STRANGE[what]
+    network = "flower_code:norm_net" if method == "fedavg" else small.network
+    options = {**small.options} if method != "fedavg" else {"epochs": 2, "batch": 8}
+    x = replace(small, method=method, network=network, options=options, rounds=2, data_options={"public": True})
+    once = iter([True])
+    spoil = only(1, "train", lambda letter: change(letter) if next(once, False) else letter)
+    far = federate(replace(x, flower={**x.flower, "client_scores": True}), tmp_path, spoil)
+    assert len(far.journal) == 2
+    assert far.journal[0]["left_out"] == {}

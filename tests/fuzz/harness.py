@@ -72,7 +72,7 @@ def command(*arguments: object, patience: float = SECONDS, enough: Callable[[], 
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except BaseException as error:
-        code, trace = 1, _where(error)
+        code, trace = 1, where(error)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.argv = before[0]
@@ -91,7 +91,7 @@ def called(work: Callable[[], Any]) -> tuple[Any, Verdict | None]:
     except InputError as error:
         return None, _one_line(f"error: {printable(str(error))}")
     except BaseException as error:
-        return None, Verdict("traceback", _where(error))
+        return None, Verdict("traceback", where(error))
 
 
 def judge(reply: Reply) -> Verdict:
@@ -118,7 +118,7 @@ def _one_line(text: str) -> Verdict:
     return Verdict("refused", lines[0])
 
 
-def _where(error: BaseException) -> str:
+def where(error: BaseException) -> str:
     """An error with the last places of ours in its traceback: the same for each case of one fault."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "fedbayes" in f.filename]
     places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames[-3:]]
@@ -146,7 +146,7 @@ def _work(case: Case, post: Any, place: str) -> None:
         try:
             verdict = case(seed, folder)
         except BaseException as error:
-            verdict = Verdict("fuzzer", _where(error))
+            verdict = Verdict("fuzzer", where(error))
         finally:
             os.chdir("/")
             shutil.rmtree(folder, ignore_errors=True)

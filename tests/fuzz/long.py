@@ -1,6 +1,7 @@
-"""The long pass: `make fuzz`, or `python tests/fuzz/long.py --experiments 20000 --data 5000 --folders 2000`."""
+"""The long pass: `make fuzz`, or `python tests/fuzz/long.py --experiments 20000 --folders 0 --replies 10000`."""
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -9,17 +10,20 @@ from collections.abc import Callable
 
 import data_files
 import experiment_files
+import replies
 import run_folders
 import secure_replies
 from harness import Case, Verdict, verdicts
 
-NUMBERS = {"experiments": 20_000, "data": 5_000, "folders": 2_000, "secure": 5_000}
+NUMBERS = {"experiments": 20_000, "data": 5_000, "folders": 2_000, "replies": 10_000, "secure": 5_000}
 KINDS: dict[str, tuple[Case, Callable[[], object] | None]] = {
     "experiments": (experiment_files.case, None),
     "data": (data_files.case, data_files.trained),
     "folders": (run_folders.case, run_folders.home),
+    "replies": (replies.case, None),
     "secure": (secure_replies.case, None),
 }
+FLOWER = ("replies", "secure")  # what needs it
 EVERY = 20.0  # seconds between two lines of progress
 
 
@@ -52,6 +56,9 @@ def main() -> int:
     given = parser.parse_args()
     failed = 0
     for name in KINDS:
+        if name in FLOWER and importlib.util.find_spec("flwr") is None:
+            print(f'{name}: left out, for Flower is not installed: pip install "fedbayes[flower]"')
+            continue
         if number := getattr(given, name):
             failed += sweep(name, range(given.first, given.first + number), given.workers)
     print(f"{failed} failures")

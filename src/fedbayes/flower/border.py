@@ -16,7 +16,7 @@ import torch
 from fedbayes.errors import InputError, one_line, printable, shown
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, check_head, read
-from fedbayes.posterior.values import Parts
+from fedbayes.posterior.values import Parts, flatten_parts, scales
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
 
@@ -24,6 +24,9 @@ Value = TypeVar("Value")
 LONGEST = 300  # characters of a reason
 FIGURES = 32  # training figures that a client may report
 LARGEST = 1e200  # of a sum, so that sums over clients are finite
+WEIGHT = 1e15  # the largest entry of an upload: its square fits in float32
+COUNT = 1e9  # what a counter may move in one round
+VARIANCE = "running_var"  # the end of the name under which PyTorch's norms keep variances
 METRIC = "metric."  # before the name of a training figure in a head
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,59}")
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)", re.DOTALL)
@@ -174,8 +177,29 @@ def reply_of(answer: Answer, expected: Head, form: Form) -> Reply:
     rows = whole(letter.head, "rows", 1, 2**62)
     if rows != form.rows:
         raise Refused(f"rows is {rows}, but its card says {form.rows}: start its node again if its data have changed")
-    own, lost = truth(letter.head, "own"), truth(letter.head, "lost")
-    return Reply(read(letter.arrays, form.like, form.coding, form.sent), rows, own, lost, figures(letter.head))
+    own, lost, metrics = truth(letter.head, "own"), truth(letter.head, "lost"), figures(letter.head)
+    parts = read(letter.arrays, form.like, form.coding, form.sent)
+    _check_sizes(parts, form.sent)
+    return Reply(parts, rows, own, lost, metrics)
+
+
+def _check_sizes(parts: Parts, sent: Parts) -> None:
+    """Refuse numbers with which nobody could go on."""
+    for part, q in parts.items():
+        for name, t in flatten_parts({part: q})[0].items():
+            if t.is_floating_point() and bool((t.abs() > WEIGHT).any()):
+                raise Refused(f"{name} holds numbers beyond {WEIGHT:g}: nothing could be trained or tested with them")
+        scale = scales(q)
+        if scale is not None and bool((scale < 1 / WEIGHT).any()):
+            raise Refused(f"{part} has scales below {1 / WEIGHT:g}: nobody can be so sure")
+        for name, t in (q.layout.split(q.mean) if q.layout else {}).items():
+            if name.endswith(VARIANCE) and bool((t < 0).any()):
+                raise Refused(f"{name} holds variances below 0")
+        if not q.mean.is_floating_point():
+            # By how far it goes, for a bound on where it is could be reached by one, and others not go on from there.
+            grown = q.mean.double() - sent[part].mean.double()
+            if bool((grown.abs() > COUNT).any()):
+                raise Refused(f"{part} counts {float(grown.abs().max()):.3g} in one round, at most {COUNT:.3g} are")
 
 
 def figures(head: Head) -> dict[str, float]:

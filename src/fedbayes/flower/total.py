@@ -8,7 +8,7 @@ from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.federation.program import Contribution, Order, Outcome, Program, Terms
 from fedbayes.federation.round import add_terms, contribute
-from fedbayes.flower.border import Refusal, Reply, guarded
+from fedbayes.flower.border import LARGEST, Refusal, Reply, guarded
 from fedbayes.flower.wire import Coding, read, write
 
 
@@ -24,7 +24,7 @@ class Total:
         self.uploads: list[Contribution] = []
         self.own: dict[int, Own] = {}
         self.left_out: dict[int, str] = {}
-        self.metrics: dict[str, float] = {}
+        self.figures: dict[str, list[float]] = {}  # by name, of those who were counted
         self.notes: list[str] = []
 
     @property
@@ -56,7 +56,10 @@ class Total:
         if reply.lost:
             self.notes.append(f"client {k} had lost its own state, and began anew")
         for name, value in reply.metrics.items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + value
+            if not abs(value) <= LARGEST:
+                self.notes.append(f"client {k}'s training figure {name} is {value:g}, and left out")
+                continue
+            self.figures.setdefault(name, []).append(value)
 
     def _info(self, reply: Reply) -> Info:
         like = self.sent[self.program.prediction.part].mean
@@ -64,4 +67,7 @@ class Total:
         return Info(self.sent, options, torch.tensor(self.order.round), torch.tensor(reply.rows), ())
 
     def outcome(self) -> Outcome:
-        return Outcome(self.terms, self.uploads, self.own, self.left_out, self.metrics, self.counted)
+        # Each as if all had given it; what fewer than half name is one client's word.
+        common = {name: values for name, values in self.figures.items() if 2 * len(values) >= self.counted}
+        metrics = {name: sum(values) * (self.counted / len(values)) for name, values in common.items()}
+        return Outcome(self.terms, self.uploads, self.own, self.left_out, metrics, self.counted)
