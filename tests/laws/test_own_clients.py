@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fedbayes as fb
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
-from fedbayes.clients.point import point
+from fedbayes.clients.point import PointStep, point
 from fedbayes.clients.variational import variational
 from fedbayes.data import Clients, from_clients
 from fedbayes.errors import InputError
@@ -41,7 +41,7 @@ def network() -> nn.Module:
 
 
 def same_point(model: Model, *, epochs: int, batch: int, optimiser: str, momentum: float) -> Client:
-    return point(model, optimiser=optimiser_named(optimiser, momentum), epochs=epochs, batch=batch)
+    return point(PointStep(model, optimiser_named(optimiser, momentum), epochs), batch)
 
 
 def same_variational(model: Model, *, prior: str, kl: str, estimator: str, train_draws: int, **options: Any) -> Client:

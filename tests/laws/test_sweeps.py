@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,9 +20,10 @@ from fedbayes.data import Clients, Dataset
 from fedbayes.data.ragged import Ragged
 from fedbayes.engine.infos import Constants
 from fedbayes.engine.steps import own_memory
+from fedbayes.errors import InputError
 from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment
-from fedbayes.methods import METHODS
+from fedbayes.methods import METHODS, Method
 from fedbayes.options import options_of
 from fedbayes.runs.sweep import can_join, program_of
 from fedbayes.training.rounds import Memory, Task, rounds, rounds_together
@@ -100,12 +102,23 @@ def member(method: str, *, seed: int = 0, clients: Clients | None = None, **chan
     return Member(replace(x, **changes), network(seed, body), there)
 
 
+def another(method: type[Method], name: str) -> Any:
+    """Another number than an option's default that passes its check."""
+    default = getattr(method(), name)
+    for value in (default + 1, default + 0.1, default / 2):
+        with suppress(InputError):
+            method(**{name: value})
+            return value
+    raise AssertionError(f"{name}: give another value of it in OTHER")
+
+
 def with_other_options(method: str) -> dict[str, Member]:
     """Members that together have another value of every option that the sweep calls free."""
     refines = method.endswith("_pf")
     known = {n: f.metadata for n, f in options_of(METHODS[method]).items()}
     names = [n for n, m in known.items() if m["kind"] != "program" and (refines or not m["rare"])]
-    others = {n: OTHER[n] for n in names if n != "rule" and n not in FIXED.get(method, ())}
+    free = [n for n in names if n != "rule" and n not in FIXED.get(method, ())]
+    others = {n: OTHER[n] if n in OTHER else another(METHODS[method], n) for n in free}
     if "rule" in names and method in RULES:
         others["rule"] = RULES[method]
     thirds = [dict(list(others.items())[place::3]) for place in range(3)]
