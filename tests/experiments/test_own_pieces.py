@@ -328,3 +328,8 @@ def test_members_of_a_sweep_with_a_client_of_the_users_own_are_trained_apart(hom
 )
 def test_a_client_that_does_not_fit_is_refused_in_one_line(home, monkeypatch, capsys, options, words):
     assert re.search(words, refusal(home, monkeypatch, capsys, "", options))
+
+
+def test_flowers_table_is_checked_where_another_engine_trains(home, monkeypatch, capsys):
+    said = refusal(home, monkeypatch, capsys, "flower = {timeot = 3}")
+    assert "unknown key in flower 'timeot': did you mean 'timeout'?" in said

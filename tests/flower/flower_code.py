@@ -5,7 +5,10 @@ from math import prod
 import torch
 from torch import nn
 
+from fedbayes.clients.client import Client, Phase, Upload
 from fedbayes.data import Dataset, from_arrays
+from fedbayes.federation.program import Stage
+from fedbayes.posterior.values import Point
 
 
 def net(shape, outputs, width=6):
@@ -55,3 +58,37 @@ def line_site(client: int | None) -> Dataset:
     """Sites with real targets, in units that all share."""
     data, mine = line(), slice(0, 1) if client is None else slice(client, None, 3)
     return from_arrays(data.x[mine], data.y[mine], name="line")
+
+
+def in_turn(labels, clients, rng):
+    """Rows dealt like cards."""
+    return [list(range(k, len(labels), clients)) for k in range(clients)]
+
+
+def shrinking(factor=0.5):
+    """Goes a part of the way to the pool, and counts its rounds."""
+
+    def apply(context, state, parts):
+        old, q = context.order.broadcast["model"].mean, parts["model"]
+        return {**parts, "model": Point(old + factor * (q.mean - old), q.layout)}, state + 1, {}
+
+    return Stage("shrinking", lambda parts: torch.zeros(()), apply)
+
+
+def descent(model, *, epochs, batch):
+    """Plain gradient descent from where the client was last."""
+
+    def start(own, info):
+        return (info.broadcast["model"].mean + own["last"]) / 2
+
+    def step(w, b, tape, info):
+        def loss(w):
+            weights = model.weights({"model": w})
+            return model.nll(model.output(weights, b.x), b.y, b.mask, weights)
+
+        return w - info.options["lr"] * torch.func.grad(loss)(w)
+
+    def finish(w, info):
+        return Upload({"model": Point(w, model.layouts["model"])}, {"last": w}, {"length": w.norm()})
+
+    return Client(start, (Phase(step, epochs, batch),), finish, lambda broadcast: {"last": broadcast["model"].mean})

@@ -27,6 +27,11 @@ METHODS: dict[str, dict[str, object]] = {
     "fedavg, batch norm": {"network": "flower_code:norm_net"},
     "fedavg, discrepancy": {"options": {"weighting": "discrepancy"}},
     "fedavg, server adam": {"options": {"server": "adam", "server_lr": 0.1}},
+    "fedavg, own pieces": {
+        "partition": "flower_code:in_turn",
+        "stages": ({"stage": "flower_code:shrinking", "factor": 0.7},),
+        "options": {"client": "flower_code:descent", "test_draws": None},
+    },
     "fedprox": {},
     "feduab": {},
     "feduab, cohort": {"clients": 5, "cohort": 2, "dropout": 0.3, "rounds": 4},

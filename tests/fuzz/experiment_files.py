@@ -2,11 +2,15 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import MISSING
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import Verdict, command, judge
+
+from fedbayes.experiments.keys import Keys
+from fedbayes.options import options_of
 
 PATIENCE = 25.0  # seconds until Ctrl-C
 MUCH = 20  # a whole number above it may ask for long work
@@ -49,18 +53,14 @@ WORDS = (
 PATHS = (
     *("os:path", "math:pi", "sys:exit", "json:loads", "nowhere:nothing", ":", "a:", ":b", "..x:y", "fuzz_code:failing"),
     *("fuzz_code:Odd", "fuzz_code:", "fuzz_code:net.forward", "torch:load", "builtins:print", "fuzz_code:nothing"),
+    *("fuzz_code:in_turn", "fuzz_code:halving", "fuzz_code:lazy"),
     *("numpy:zeros", "torch.nn:Linear", "os:getcwd", "collections:OrderedDict", "__main__:x", "a\0b:c", "é:ü"),
 )
 NUMBERS = (0, -1, 1, 2, 3, 7, 100, 10**4, 2**31, 2**63, 2**64, 10**30, 0.5, 1.5, -0.5, 1e-300, 1e300, 1e-8)
 ODD = ("", "x", "nan", "ü€𝔘", "a\nb", True, False, [], [[]], [1, 2], ["a"], ["*"], [0], [-3], [10**9], {}, {"a": 1})
+ODD += (["fuzz_code:halving"], ["fuzz_code:nothing"], [{"stage": "fuzz_code:halving"}], [{"stage": "a:b", "c": 1}])
 LITERALS = ("nan", "inf", "-inf", "1979-05-27", "07:32:00", "0x" + "f" * 400, "0x" + "f" * 9000, "1e999", "-0.0")
-KEYS = (
-    *("data", "network", "partition", "clients", "central", "test_per_client", "method", "methods", "rounds", "cohort"),
-    *("seed", "device", "engine", "compile", "at_once", "precision", "likelihood", "frozen", "augment", "dropout"),
-    *("validation", "patience", "monitor", "evaluate_every", "personal_every", "target_loss", "target_accuracy"),
-    *("checkpoint_every", "data_options", "network_options", "partition_options", "likelihood_options", "pretrain"),
-    *("flower", "options", "round", "lr", "Data", "", "a.b"),
-)
+KEYS = (*options_of(Keys), "round", "lr", "Data", "", "a.b")
 NETWORK_OPTIONS = ("hidden", "start", "channels", "width", "words", "spans", "blocks", "depth", "dropout", "undropped")
 TABLES = ("data_options", "network_options", "partition_options", "likelihood_options", "pretrain", "options")
 
@@ -122,14 +122,13 @@ def neighbour(record: Any, rng: random.Random) -> Any:
         return max(0, default + rng.choice((-1, 0, 1)))
     if isinstance(default, float):
         return default * rng.choice((0.1, 0.5, 2, 10))
-    return value(rng) if default is None else default
+    return value(rng) if default is None or default is MISSING else default
 
 
 def vary(table: dict[str, Any], rng: random.Random) -> None:
     """Give an option of the method another likely value."""
     from fedbayes.methods import METHODS
     from fedbayes.methods.refined import OPTIONS as REFINING
-    from fedbayes.options import options_of
 
     method = table.get("method")
     known = options_of(METHODS[method]) if isinstance(method, str) and method in METHODS else {}
@@ -144,7 +143,6 @@ def change(table: dict[str, Any], rng: random.Random) -> None:
     """Damage one place of the table."""
     from fedbayes.methods import METHODS
     from fedbayes.methods.refined import OPTIONS as REFINING
-    from fedbayes.options import options_of
 
     way = rng.random()
     if way < 0.35:

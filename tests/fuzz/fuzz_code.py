@@ -1,9 +1,13 @@
 """Data and networks as a user would bring them, so small that a round costs a moment."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
+from fedbayes.clients.client import Client, Phase, Upload
 from fedbayes.data import Dataset, from_arrays, from_clients, from_csv, from_folder
+from fedbayes.federation.program import Stage
 
 
 def blobs(rows: int = 48, test: int = 12) -> Dataset:
@@ -54,3 +58,27 @@ def table(path: str, kind: str = "classes") -> Dataset:
 
 def folder(path: str) -> Dataset:
     return from_folder(path)
+
+
+def in_turn(labels, clients, rng):
+    """Rows dealt like cards."""
+    return [list(range(k, len(labels), clients)) for k in range(clients)]
+
+
+def halving():
+    """Goes half of the way to the pool."""
+
+    def apply(context, state, parts):
+        old = context.order.broadcast["model"].mean
+        return {**parts, "model": replace(parts["model"], mean=(old + parts["model"].mean) / 2)}, state, {}
+
+    return Stage("halving", lambda parts: None, apply)
+
+
+def lazy(model, batch=4):
+    """Sends back what it received."""
+
+    def finish(state, info):
+        return Upload({part: info.broadcast[part] for part in model.layouts}, {}, {})
+
+    return Client(lambda own, info: info.n, (Phase(lambda state, b, tape, info: state, 1, batch),), finish)

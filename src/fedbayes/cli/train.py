@@ -97,6 +97,10 @@ def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
     from fedbayes.runs.folder import run as train
 
     if experiment.engine != FLOWER:
+        if experiment.flower:  # it is not used here, but a mistake in it is said here
+            from fedbayes.flower.settings import checked
+
+            checked(experiment.flower)
         return train(experiment, folder, watch)
     from fedbayes.flower.simulation import simulate
 

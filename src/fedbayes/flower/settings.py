@@ -71,9 +71,14 @@ class Settings:
         return Coding(self.dtype, self.delta)
 
 
+def checked(table: Mapping[str, Any]) -> Settings:
+    """The settings of a table, each checked by itself."""
+    return record_of(Settings, table, "flower")
+
+
 def settings_of(table: Mapping[str, Any], cohort: int) -> Settings:
     """The settings of a table, each checked by name and value."""
-    made = record_of(Settings, table, "flower")
+    made = checked(table)
     if made.min_clients > cohort:
         raise InputError(f"flower: min_clients is {made.min_clients}, but a cohort has {cohort} clients")
     if made.secure and cohort < 3:
