@@ -7,10 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-
 from fedbayes.errors import InputError, disk_advice
 from fedbayes.experiments.build import options_of_method
 from fedbayes.experiments.experiment import Experiment, read, with_settings
@@ -18,6 +14,7 @@ from fedbayes.flower.answers import answer
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.grid import GridPost, content_of, letter_of
 from fedbayes.flower.kept import Kept, Slot, in_file, shown_in_file
+from fedbayes.flower.library import ClientApp, ConfigRecord, Context, Grid, Message, ServerApp
 from fedbayes.flower.node import EVALUATE, QUERY, REFINE, SECURE, TRAIN, Node
 from fedbayes.flower.shown import Shown
 from fedbayes.flower.wire import Letter

@@ -8,12 +8,11 @@ from typing import Any
 
 import httpx
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 
 from fedbayes.errors import one_line, shown
 from fedbayes.files import array_of
 from fedbayes.flower.border import clean
+from fedbayes.flower.library import Array, ArrayRecord, ConfigRecord, Grid, Message, RecordDict
 from fedbayes.flower.places import Who
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter, Refused

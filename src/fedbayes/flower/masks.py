@@ -16,9 +16,16 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
-from flwr.supercore.primitives.asymmetric import sign_message, verify_signature
+
+from fedbayes.flower.library import (
+    combine_shares,
+    create_shares,
+    decrypt,
+    encrypt,
+    generate_shared_key,
+    sign_message,
+    verify_signature,
+)
 
 __all__ = ["agreed", "box", "combine_shares", "create_shares", "key_pair", "mask", "neighbours", "opened", "threshold"]
 

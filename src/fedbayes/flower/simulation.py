@@ -29,11 +29,9 @@ def simulate(experiment: Experiment, folder: str | Path, watch: Watch | None = N
 
 
 def _simulated(experiment: Experiment, folder: Path, watch: Watch | None, nodes: int) -> dict[str, Run]:
-    from flwr.serverapp import Grid, ServerApp
-    from flwr.simulation import run_simulation
-
     from fedbayes.flower.apps import client_app
     from fedbayes.flower.grid import GridPost
+    from fedbayes.flower.library import Grid, ServerApp, run_simulation
 
     made: dict[str, Run] = {}
     server = ServerApp()
