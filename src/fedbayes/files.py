@@ -185,7 +185,7 @@ def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype
 
 
 def write_atomically(path: str | Path, content: bytes | str | Iterable[bytes | memoryview]) -> None:
-    """Write to a temporary neighbour, flush it to disk, rename: a reader, or a crash, never meets half a file."""
+    """Write to a temporary file beside it, flush it to disk, rename: neither a reader nor a crash finds half a file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
@@ -201,6 +201,6 @@ def write_atomically(path: str | Path, content: bytes | str | Iterable[bytes | m
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)  # a full disk does not say where
         raise
