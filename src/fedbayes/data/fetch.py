@@ -21,7 +21,7 @@ TRIES = 3
 PAUSE = 1.0  # Seconds before the second try; doubled each time.
 
 
-class Found(NamedTuple):
+class DataFiles(NamedTuple):
     """Paths by their name in the table, and what is missing where only a part is at hand."""
 
     paths: dict[str, Path]
@@ -44,19 +44,19 @@ def here(file: str) -> Path | None:
     return None
 
 
-def at_hand(files: Files) -> Found | None:
+def at_hand(files: Files) -> DataFiles | None:
     """The first alternative that is here in whole, else the first partial one, else None."""
     for alternatives, missing in ((files.full, ""), (files.part, files.missing)):
         for names in alternatives:
             paths = {name: path for name in names if (path := here(name))}
             if len(paths) == len(names):
-                return Found(paths, missing)
+                return DataFiles(paths, missing)
     return None
 
 
-def find(files: Files) -> Found:
+def find(files: Files) -> DataFiles:
     """What is at hand, else the official files, downloaded."""
-    return at_hand(files) or Found({name: here(name) or _fetch(name) for name in files.full[-1]})
+    return at_hand(files) or DataFiles({name: here(name) or _fetch(name) for name in files.full[-1]})
 
 
 def _fetch(file: str) -> Path:

@@ -13,7 +13,7 @@ from fedbayes.data import formats
 from fedbayes.data.cache import Arrays, decoded
 from fedbayes.data.dataset import Dataset, Prepare
 from fedbayes.data.embedded import fifth_of_each_class
-from fedbayes.data.fetch import Found, find, folders
+from fedbayes.data.fetch import DataFiles, find, folders
 from fedbayes.data.own import from_arrays
 from fedbayes.data.sources import FILES
 from fedbayes.files import bytes_of, grown
@@ -80,8 +80,8 @@ def femnist(*, digits: bool = True) -> Dataset:
 
 def cifar10() -> Dataset:
     """CIFAR-10 (Krizhevsky, 2009); the network sees channels of mean 0 and deviation 1."""
-    found = find(FILES["cifar10"])
-    paths = list(found.paths.values())
+    sources = find(FILES["cifar10"])
+    paths = list(sources.paths.values())
 
     def make() -> Arrays:
         if paths[0].name.endswith(".med.xz"):
@@ -98,11 +98,11 @@ def cifar10() -> Dataset:
 
 def cifar100() -> Dataset:
     """CIFAR-100 with its 100 fine classes (Krizhevsky, 2009)."""
-    found = find(FILES["cifar100"])
-    paths = list(found.paths.values())
+    sources = find(FILES["cifar100"])
+    paths = list(sources.paths.values())
 
     def make() -> Arrays:
-        if found.missing:
+        if sources.missing:
             parts = formats.meds(paths)
         elif len(paths) > 1:
             parts = [formats.cifar(bytes_of(path), 2, str(path)) for path in paths]
@@ -112,20 +112,20 @@ def cifar100() -> Dataset:
         return formats.joined(parts[:1], parts[1:])
 
     arrays = decoded("cifar100", paths, make)
-    return _dataset("cifar100", arrays, tuple(str(c) for c in range(100)), _CIFAR100_PREPARE, found.missing)
+    return _dataset("cifar100", arrays, tuple(str(c) for c in range(100)), _CIFAR100_PREPARE, sources.missing)
 
 
 def svhn() -> Dataset:
     """House numbers, cropped digits (Netzer et al., 2011)."""
-    found = find(FILES["svhn"])
-    paths = list(found.paths.values())
+    sources = find(FILES["svhn"])
+    paths = list(sources.paths.values())
 
     def make() -> Arrays:
-        parts = formats.meds(paths) if found.missing else [formats.svhn_mat(path) for path in paths]
+        parts = formats.meds(paths) if sources.missing else [formats.svhn_mat(path) for path in paths]
         return formats.joined(parts[:1], parts[1:])
 
     arrays = decoded("svhn", paths, make)
-    return _dataset("svhn", arrays, _DIGITS, _SVHN_PREPARE, found.missing)
+    return _dataset("svhn", arrays, _DIGITS, _SVHN_PREPARE, sources.missing)
 
 
 def dtd() -> Dataset:
@@ -154,27 +154,27 @@ def mnist_5k() -> Dataset:
 
 
 def _from_idx(name: str, names: tuple[str, ...]) -> Dataset:
-    found = find(FILES[name])
-    raw = [formats.unpacked(path) for path in found.paths.values()]
+    sources = find(FILES[name])
+    raw = [formats.unpacked(path) for path in sources.paths.values()]
     pairs = [formats.idx_pair(raw[i], raw[i + 1], name) for i in range(0, len(raw), 2)]
-    return _dataset(name, _train_and_test(pairs), names, note=found.missing)
+    return _dataset(name, _train_and_test(pairs), names, note=sources.missing)
 
 
 def _emnist(part: str, names: tuple[str, ...], *, first: int) -> Dataset:
     name = f"emnist-{part}"
-    found = find(FILES[name])
+    sources = find(FILES[name])
 
     def make() -> Arrays:
-        raw = _emnist_bytes(found, part)
+        raw = _emnist_bytes(sources, part)
         pairs = [formats.idx_pair(raw[i], raw[i + 1], name) for i in range(0, len(raw), 2)]
         # The files are transposed against MNIST.
         return _train_and_test([(x.transpose(0, 1, 3, 2), y - first) for x, y in pairs])
 
-    return _dataset(name, decoded(name, list(found.paths.values()), make), names, note=found.missing)
+    return _dataset(name, decoded(name, list(sources.paths.values()), make), names, note=sources.missing)
 
 
-def _emnist_bytes(found: Found, part: str) -> list[bytes]:
-    paths = list(found.paths.values())
+def _emnist_bytes(sources: DataFiles, part: str) -> list[bytes]:
+    paths = list(sources.paths.values())
     if len(paths) > 1:
         return [formats.unpacked(path) for path in paths]
     members = [f"gzip/{file.split('/')[1]}" for file in FILES[f"emnist-{part}"].full[0]]

@@ -32,7 +32,7 @@ def from_arrays(
     """Arrays or tensors as a data set.
 
     Without `kind`: whole-number y [n] are classes, whole-number y [n, C] labels, others real targets; floating numbers
-    that are class numbers by their looks (0.0 and 1.0) are refused, as they may be meant as either.
+    that look like class numbers (0.0 and 1.0) are refused, as they could be either.
     `standardise` scales float inputs [n, F] and real targets by the statistics of the training part. Inputs are kept
     in their own units: the scaling is part of the model, so that predictions take rows as they come.
     """
@@ -49,10 +49,10 @@ def from_arrays(
             "give both the same shape and type"
         )
     if classes is None and kind == "classes":
-        seen = max((int(part.max()) for part in (targets, test_targets) if len(part)), default=-1)
-        classes = max(seen + 1, len(class_names))
+        largest = max((int(part.max()) for part in (targets, test_targets) if len(part)), default=-1)
+        classes = max(largest + 1, len(class_names))
         if classes > MOST_CLASSES:
-            raise ValueError(f"{name}: label {seen} would make {classes} classes: number the classes from 0")
+            raise ValueError(f"{name}: label {largest} would make {classes} classes: number the classes from 0")
     classes = targets.shape[1] if classes is None else classes
     check_arrays(inputs, targets, kind, classes, f"{name}, training part")
     check_arrays(test_inputs, test_targets, kind, classes, f"{name}, test part")
@@ -107,7 +107,7 @@ def from_clients(
     standardise: bool = False,
     prepare: Prepare | Standardise | None = None,
 ) -> Clients:
-    """A natural partition: one (x, y) a client. `test` is one (x, y) for all, or a list with one a client."""
+    """A natural partition: one (x, y) per client. `test` is one (x, y) for all, or a list with one per client."""
     if not clients:
         raise ValueError("from_clients needs at least one (x, y)")
     pairs = [(_inputs(x, double=standardise), _tensor(y)) for x, y in clients]
@@ -121,13 +121,13 @@ def from_clients(
     for k, (x, y) in enumerate(pairs):
         if x.shape[1:] != pairs[0][0].shape[1:] or x.dtype != pairs[0][0].dtype:
             raise ValueError(
-                f"client {k}: x is {x.dtype} {list(x.shape[1:])} a row, client 0's is another: make them equal"
+                f"client {k}: x is {x.dtype} {list(x.shape[1:])} per row, client 0's is another: make them equal"
             )
         check_arrays(x, y, kind, classes, f"client {k}")
     tests = test if isinstance(test, list) else [test] if test is not None else []
     if isinstance(test, list) and len(test) != len(clients):
         raise ValueError(
-            f"test has {len(test)} entries for {len(clients)} clients: give one (x, y) a client, or one for all"
+            f"test has {len(test)} entries for {len(clients)} clients: give one (x, y) per client, or one for all"
         )
     joined = from_arrays(
         torch.cat([x for x, _ in pairs]),
@@ -194,5 +194,5 @@ def _targets(y: Tensor, kind: str) -> Tensor:
         return y.long()
     if kind not in ("labels", "real"):
         raise ValueError(f"kind is 'classes', 'labels' or 'real', not {kind!r}")
-    kept = torch.float64 if kind == "real" and y.dtype == torch.float64 else torch.float32
-    return (y[:, None] if y.ndim == 1 else y).to(kept).contiguous()
+    dtype = torch.float64 if kind == "real" and y.dtype == torch.float64 else torch.float32
+    return (y[:, None] if y.ndim == 1 else y).to(dtype).contiguous()

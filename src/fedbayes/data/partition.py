@@ -24,7 +24,7 @@ class Shares:
 class Partition:
     """A way to spread rows over clients: `partition(labels, clients, rng)` gives `Shares`.
 
-    `by` says what it looks at: "label" (one class a row), "owner" (who the row came from) or "row" (nothing).
+    `by` says what it looks at: "label" (one class per row), "owner" (who the row came from) or "row" (nothing).
     """
 
     name: str
@@ -40,16 +40,17 @@ class Partition:
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Shares:
         labels = np.asarray(labels)
         if self.by != "row" and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
-            raise ValueError(f"{self.name} needs one whole-number {self.by} a row; for other targets use iid()")
+            raise ValueError(f"{self.name} needs one whole-number {self.by} per row; for other targets use iid()")
         if clients < 1:
             raise ValueError(f"clients must be at least 1, not {clients}")
-        kept = int(self.server) if self.server >= 1 else round(self.server * len(labels))
-        if len(labels) - kept < clients:
+        at_server = int(self.server) if self.server >= 1 else round(self.server * len(labels))
+        if len(labels) - at_server < clients:
             raise ValueError(
-                f"{len(labels)} rows with {kept} at the server cannot serve {clients} clients: lower clients or server"
+                f"{len(labels)} rows with {at_server} at the server cannot serve {clients} clients: "
+                "lower clients or server"
             )
-        order = rng.permutation(len(labels)) if kept else np.arange(len(labels))
-        server, rest = np.sort(order[:kept]), np.sort(order[kept:])
+        order = rng.permutation(len(labels)) if at_server else np.arange(len(labels))
+        server, rest = np.sort(order[:at_server]), np.sort(order[at_server:])
         flat, sizes = self.deal(labels[rest], clients, rng, **dict(self.settings))
         if sizes.min() < 1:
             empty = np.flatnonzero(sizes < 1)

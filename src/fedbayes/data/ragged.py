@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MANY = 1 << 20  # entries from which on a table lies in a file
+MANY = 1 << 20  # a table of at least this many entries lies in a file
 
 
 def _held(entries: np.ndarray) -> Tensor:
-    """Entries as a tensor; of many, a file that is mapped: resident is then what clients that take part have read."""
+    """Entries as a tensor; many entries lie in a mapped file, of which only what clients have read is in memory."""
     if len(entries) < MANY:
         return torch.from_numpy(entries)
     with tempfile.NamedTemporaryFile() as file:  # its name goes here, its content with the tensor

@@ -1,4 +1,4 @@
-"""A user's own files as a `Dataset`: folders of .npy, and CSV tables, in one piece or one a client."""
+"""A user's own files as a `Dataset`: folders of .npy, and CSV tables, in one piece or one per client."""
 
 import csv
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Parts = dict[str, np.ndarray]
 def from_folder(path: str | Path, *, name: str | None = None, **options: Any) -> Dataset:
     """A folder of x.npy, y.npy and perhaps test_x.npy, test_y.npy; options as in `from_arrays`.
 
-    Without x.npy: one sub-folder of such files, or one .npz with such entries, a client, in the order of their names;
+    Without x.npy: one sub-folder of such files, or one .npz with such entries, per client, in the order of their names;
     the rows then have owners for the partition `natural`. A test part of all clients together may lie beside them.
     """
     path = Path(path)
@@ -59,15 +59,15 @@ def from_csv(
     tables = [_table(file, columns, targets, owner, site) for file, site in zip(files, sites, strict=True)]
     joined = _Table(*(np.concatenate(parts) for parts in zip(*tables, strict=True)))
     if isinstance(test, str | Path):
-        held = _table(Path(test), columns, targets, owner, "")
+        test_table = _table(Path(test), columns, targets, owner, "")
     else:
         rows = _spread_by_site(joined.who, test)
-        joined, held = _pick(joined, ~rows), _pick(joined, rows)
-    y, test_y, names, kind = _numbered(joined.y, held.y, kind)
+        joined, test_table = _pick(joined, ~rows), _pick(joined, rows)
+    y, test_y, names, kind = _numbered(joined.y, test_table.y, kind)
     data = from_arrays(
         joined.x,
         y,
-        held.x,
+        test_table.x,
         test_y,
         kind=kind,
         class_names=names,
@@ -76,7 +76,11 @@ def from_csv(
     )
     data = replace(data, columns=tuple(columns))
     shared = isinstance(test, str | Path) and owner is None
-    return data if owner is None and len(files) == 1 else _with_owners(data, joined.who, None if shared else held.who)
+    return (
+        data
+        if owner is None and len(files) == 1
+        else _with_owners(data, joined.who, None if shared else test_table.who)
+    )
 
 
 class _Table(NamedTuple):
@@ -116,17 +120,17 @@ def _csv_files(path: str | Path | Sequence[str | Path]) -> list[Path]:
 
 def _parts(home: Path, needed: tuple[str, ...] = ("x", "y")) -> Parts:
     if home.suffix == ".npz":
-        found = arrays_in(home)
+        arrays = arrays_in(home)
     else:
         files = {key: home / f"{key}.npy" for key in ("x", "y", "test_x", "test_y")}
-        found = {key: array_in(file) for key, file in files.items() if file.is_file()}
-    for key, array in found.items():
+        arrays = {key: array_in(file) for key, file in files.items() if file.is_file()}
+    for key, array in arrays.items():
         if array.ndim < 1 or array.dtype.kind not in "fiub":
             raise ValueError(f"{home}: {key} is {array.dtype} {list(array.shape)}, not rows of numbers: save those")
     for key in needed:
-        if key not in found:
+        if key not in arrays:
             raise FileNotFoundError(f"{home} has no {key}")
-    return found
+    return arrays
 
 
 def _owned(clients: list[Parts], homes: list[str], shared: Parts, name: str, options: dict[str, Any]) -> Dataset:

@@ -11,7 +11,7 @@ from fedbayes.data.dataset import Clients
 
 
 def label_figure(clients: Clients, *, first: int = 30, title: str = "", path: str | Path | None = None) -> Any:
-    """A bubble a client and label, its area the number of rows, for the first clients; the bars above are volumes.
+    """A bubble per client and label, its area the number of rows, for the first clients; the bars above are volumes.
 
     Gives the matplotlib figure; with `path` also writes it there.
     """

@@ -61,23 +61,23 @@ def thucnews(
     """Chinese headlines of ten sections (THUCNews, Sun et al., 2016); `test` is "test" or "dev"."""
     if test not in ("test", "dev"):
         raise ValueError(f"test is 'test' or 'dev', not {test!r}")
-    found = find(FILES["thucnews"])
-    path = {Path(name).name.split(".")[0]: where for name, where in found.paths.items()}
+    sources = find(FILES["thucnews"])
+    path = {Path(name).name.split(".")[0]: where for name, where in sources.paths.items()}
     with fetched(path["class"]):
         names = tuple(unpacked(path["class"]).decode().split())
     parts = [_lines(path[part], names, label_first=False) for part in ("train", test)]
-    return replace(_dataset("thucnews", parts, names, tokens, size, length), note=found.missing)
+    return replace(_dataset("thucnews", parts, names, tokens, size, length), note=sources.missing)
 
 
 def cnews(*, tokens: str | Tokens = "character", size: int = 50_000, length: int = 600) -> Dataset:
     """Chinese articles of ten sections (CNews, a part of THUCNews)."""
-    found = find(FILES["cnews"])
-    parts = [_lines(path, _CNEWS, label_first=True) for path in found.paths.values()]
+    sources = find(FILES["cnews"])
+    parts = [_lines(path, _CNEWS, label_first=True) for path in sources.paths.values()]
     if len(parts) == 1:
         texts, y = parts[0]
         test = fifth_of_each_class(y)
         parts = [([texts[i] for i in np.flatnonzero(rows)], y[rows]) for rows in (~test, test)]
-    return replace(_dataset("cnews", parts, _CNEWS, tokens, size, length), note=found.missing)
+    return replace(_dataset("cnews", parts, _CNEWS, tokens, size, length), note=sources.missing)
 
 
 def _lines(path: Path, names: tuple[str, ...], *, label_first: bool) -> tuple[list[str], np.ndarray]:

@@ -17,24 +17,26 @@ def with_dropout(network: nn.Module, rate: float, *, but: Sequence[str] = ()) ->
 
     Weights keep their names. Each layer gets a dropout of its own as a child, called by a hook on its output.
 
-    >>> made = with_dropout(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), 0.2, but=["2"])
-    >>> [name for name, layer in made.named_modules() if isinstance(layer, nn.Dropout)]
+    >>> dropping = with_dropout(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), 0.2, but=["2"])
+    >>> [name for name, layer in dropping.named_modules() if isinstance(layer, nn.Dropout)]
     ['0.dropout']
     """
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
         raise InputError(f"dropout is the share of outputs set to zero, in (0, 1), not {rate!r}")
-    made = copy.deepcopy(network)
-    layers = {n: layer for n, layer in made.named_modules() if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)}
+    dropping = copy.deepcopy(network)
+    layers = {
+        n: layer for n, layer in dropping.named_modules() if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)
+    }
     for pattern in but:
         if not any(matches(name, [pattern]) for name in layers):
             raise InputError(f"undropped: no layer matches {pattern!r}; there are {', '.join(list(layers)[:8])}")
-    kept = [layer for name, layer in layers.items() if not matches(name, but)]
-    if not kept:
+    targets = [layer for name, layer in layers.items() if not matches(name, but)]
+    if not targets:
         raise InputError("dropout: there is no linear map or convolution that it could follow")
-    for layer in kept:
+    for layer in targets:
         layer.add_module("dropout", nn.Dropout(rate))
         layer.register_forward_hook(_drop)
-    return made
+    return dropping
 
 
 def _drop(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:

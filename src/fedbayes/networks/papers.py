@@ -41,7 +41,7 @@ def cnn(shape: Shape, outputs: int, channels: int = 32, hidden: int = 64, start:
     if len(shape) != 3 or min(shape[1:]) < 18:
         raise InputError(f"network cnn needs images [C, H, W] of at least 18 x 18, not {list(shape)}; try mlp")
     height, width = (((n - 2) // 2 - 2) // 2 - 2 for n in shape[1:])
-    made = nn.Sequential(
+    network = nn.Sequential(
         nn.Conv2d(shape[0], channels, 3),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -55,7 +55,7 @@ def cnn(shape: Shape, outputs: int, channels: int = 32, hidden: int = 64, start:
         nn.ReLU(),
         nn.Linear(hidden, outputs),
     )
-    return _started(made, start, "cnn")
+    return _started(network, start, "cnn")
 
 
 class TextCNN(nn.Module):
@@ -133,17 +133,17 @@ def network_named(name: str, shape: Shape, outputs: int, *, seed: int = 0, **opt
     """A network of the table with weights that depend on the seed alone."""
     if name not in NETWORKS:
         raise unknown("network", name, NETWORKS)
-    known = NETWORKS[name].__code__.co_varnames[2 : NETWORKS[name].__code__.co_argcount]
+    options_known = NETWORKS[name].__code__.co_varnames[2 : NETWORKS[name].__code__.co_argcount]
     for option in options:
-        if option not in known:
-            raise unknown(f"option of network {name}", option, known)
+        if option not in options_known:
+            raise unknown(f"option of network {name}", option, options_known)
     _check_size(name, shape, outputs, options)
     with seeded(seed, "network", name):
         return NETWORKS[name](shape, outputs, **options)
 
 
 def _check_size(name: str, shape: Shape, outputs: int, options: Mapping[str, object]) -> None:
-    """Build it without memory first: sizes that make no network, or none that fits in here, are said before."""
+    """Build it without memory first: sizes that make no network, or one that does not fit, fail early."""
     for option, value in options.items():
         if any(isinstance(v, int) and v > LARGEST for v in (value if isinstance(value, list | tuple) else [value])):
             raise InputError(f"network {name}: {option} must be at most {LARGEST}, not {shown(value)}")

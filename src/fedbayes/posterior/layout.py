@@ -85,8 +85,8 @@ class Layout:
         """The entries whose name matches none of the patterns."""
         return self._keep(lambda name: not matches(name, patterns))
 
-    def _keep(self, wanted: Any) -> Layout:
-        rows = [(n, s) for n, s in zip(self.names, self.shapes) if wanted(n)]
+    def _keep(self, belongs: Any) -> Layout:
+        rows = [(n, s) for n, s in zip(self.names, self.shapes) if belongs(n)]
         return Layout(tuple(n for n, _ in rows), tuple(s for _, s in rows))
 
     def where(self, *patterns: str) -> Tensor:

@@ -217,13 +217,13 @@ def scales(q: Any) -> Tensor | None:
 
 def _named_tensors(q: Any) -> dict[str, Tensor]:
     """The tensors of a value by field (`mean`); those of a value inside it by the way there (`base.mean`)."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name in fields_of(q):
         t = getattr(q, name)
-        found |= (
+        tensors |= (
             {name: t} if isinstance(t, Tensor) else {f"{name}.{n}": inner for n, inner in _named_tensors(t).items()}
         )
-    return found
+    return tensors
 
 
 _NAMES = {kind: name for name, kind in {**KINDS, **FLOWS}.items()}

@@ -24,15 +24,15 @@ def classification_sums(probs: Tensor, labels: Tensor, mask: Tensor | None = Non
     classes = probs.shape[-1]
     live = _live(probs, mask)
     probs = torch.where(live[:, None] > 0, probs.double(), 1.0 / classes)
-    given = probs.gather(1, labels.long().clamp(0, classes - 1)[:, None])[:, 0]
+    of_label = probs.gather(1, labels.long().clamp(0, classes - 1)[:, None])[:, 0]
     confidence, predicted = probs.max(1)
     correct = (predicted == labels).double()
     return {
         "count": live.sum(),
         "correct": (live * correct).sum(),
-        "nll": -(live * given.clamp_min(FLOOR).log()).sum(),
+        "nll": -(live * of_label.clamp_min(FLOOR).log()).sum(),
         # sum_c (p_c - y_c)^2 without the one-hot rows.
-        "brier": (live * (probs.square().sum(1) - 2 * given + 1)).sum(),
+        "brier": (live * (probs.square().sum(1) - 2 * of_label + 1)).sum(),
         **_bins(confidence, correct, live),
     }
 
@@ -56,20 +56,20 @@ def multilabel_sums(probs: Tensor, targets: Tensor, mask: Tensor | None = None) 
     probs = torch.where(live[:, None] > 0, probs.double(), 0.5)
     truth = torch.where(live[:, None] > 0, targets.double(), 0.0)
     right = ((probs > 0.5) == (truth > 0.5)).double()
-    given = torch.where(truth > 0.5, probs, 1 - probs).clamp_min(FLOOR)
+    of_truth = torch.where(truth > 0.5, probs, 1 - probs).clamp_min(FLOOR)
     cells = live[:, None].expand_as(probs)
     return {
         "count": live.sum(),
         "correct": (live * right.mean(1)).sum(),
         "exact_match": (live * right.amin(1)).sum(),
-        "nll": -(live * given.log().sum(1)).sum(),
+        "nll": -(live * of_truth.log().sum(1)).sum(),
         "brier": (live * (probs - truth).square().sum(1)).sum(),
         **_bins(probs.reshape(-1), truth.reshape(-1), cells.reshape(-1)),
     }
 
 
 def multilabel_scores(sums: Sums) -> dict[str, float]:
-    """Accuracy a label, exact match, NLL and Brier summed over labels, ECE over all labels, and the count."""
+    """Accuracy per label, exact match, NLL and Brier summed over labels, ECE over all labels, and the count."""
     count = _count(sums)
     return {
         "count": count,
@@ -117,7 +117,7 @@ SUMS: dict[str, tuple[Callable[..., Sums], Callable[[Sums], dict[str, float]]]] 
     "labels": (multilabel_sums, multilabel_scores),
     "real": (regression_sums, regression_scores),
 }
-"""The two halves of the road, by the kind of target."""
+"""How rows become sums, and sums scores, by the kind of target."""
 
 
 def _live(rows: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Calibration: whether what is said with 80 % confidence is right 80 % of the time, and a temperature that mends it."""
+"""Calibration: whether predictions of 80 % confidence are right 80 % of the time, and a temperature that mends it."""
 
 import math
 from typing import Literal, NamedTuple
@@ -41,9 +41,9 @@ def reliability_of_sums(count: Tensor, confidence: Tensor, correct: Tensor, uppe
     if upper is None:
         upper = torch.arange(1, len(count) + 1, dtype=torch.float64, device=count.device) / len(count)
     lower = torch.cat([torch.zeros_like(upper[:1]), upper[:-1]])
-    kept = count > 0
-    n = count[kept]
-    return Reliability(lower[kept], upper[kept], n, confidence[kept] / n, correct[kept] / n)
+    filled = count > 0
+    n = count[filled]
+    return Reliability(lower[filled], upper[filled], n, confidence[filled] / n, correct[filled] / n)
 
 
 def ece(probs: Tensor, labels: Tensor, *, bins: int = BINS, binning: Binning = "width") -> float:

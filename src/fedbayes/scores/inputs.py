@@ -14,7 +14,7 @@ def class_probs(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     rows, classes = probs.shape
     if labels.shape != (rows,):
         raise ValueError(
-            f"labels must be [{rows}], one a row of probs, not {_shape(labels)}. Were one-hot rows passed?"
+            f"labels must be [{rows}], one per row of probs, not {_shape(labels)}. Were one-hot rows passed?"
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, not {labels.dtype}. Convert them with labels.long().")
@@ -44,7 +44,7 @@ def label_probs(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities [N, C] of each label on its own, and targets [N, C] of zeros and ones."""
     probs, targets = real("probs", probs), real("targets", targets)
     if probs.ndim != 2:
-        raise ValueError(f"probs must be [N, C], a probability a label, not {_shape(probs)}.")
+        raise ValueError(f"probs must be [N, C], one probability per label, not {_shape(probs)}.")
     if targets.shape != probs.shape:
         raise ValueError(
             f"targets must be {_shape(probs)} like probs, not {_shape(targets)}. One-hot the labels first."
@@ -79,7 +79,7 @@ def ranked(name: str, values: Tensor) -> Tensor:
     """Scores [N] to rank: any real range, infinities too (they rank at the ends), but no NaN."""
     values = torch.as_tensor(values).detach()
     if values.ndim != 1:
-        raise ValueError(f"{name} must be [N], a score a sample, not {_shape(values)}.")
+        raise ValueError(f"{name} must be [N], one score per sample, not {_shape(values)}.")
     if not len(values):
         raise ValueError(f"{name} is empty: a ranking needs at least one score on either side.")
     if values.isnan().any():

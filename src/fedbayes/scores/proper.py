@@ -42,8 +42,8 @@ def exact_match(probs: Tensor, targets: Tensor) -> float:
 def multilabel_nll(probs: Tensor, targets: Tensor) -> float:
     """Mean over rows of -sum_c log max(p(target_c), 1e-12) in nats; lower is better."""
     probs, targets = inputs.label_probs(probs, targets)
-    given = torch.where(targets > 0.5, probs, 1 - probs)
-    return float(-given.clamp_min(FLOOR).log().sum(1).mean())
+    of_truth = torch.where(targets > 0.5, probs, 1 - probs)
+    return float(-of_truth.clamp_min(FLOOR).log().sum(1).mean())
 
 
 def multilabel_brier(probs: Tensor, targets: Tensor) -> float:

@@ -105,18 +105,18 @@ def auroc_resolution(inside: Tensor, outside: Tensor) -> float:
 def aupr_of_counts(inside: Tensor, outside: Tensor) -> float:
     """Average precision, outside positive, from counts [B] at rising scores."""
     inside, outside = (c.flip(0) for c in _counts(inside, outside))
-    found = outside.cumsum(0)
-    precision = found / (found + inside.cumsum(0)).clamp_min(1)
+    hits = outside.cumsum(0)
+    precision = hits / (hits + inside.cumsum(0)).clamp_min(1)
     return float((outside * precision).sum() / outside.sum())
 
 
 def fpr95_of_counts(inside: Tensor, outside: Tensor) -> float:
     """FPR95 from counts [B] at rising scores; a bin is shared in proportion."""
     inside, outside = _counts(inside, outside)
-    kept = inside.cumsum(0)
-    needed = kept[-1] * 95 / 100  # In this order: 0.95 * n is not exact where 95 n / 100 is.
-    at = int((kept < needed).sum())
-    part = (needed - (kept[at] - inside[at])) / inside[at]
+    below = inside.cumsum(0)
+    needed = below[-1] * 95 / 100  # In this order: 0.95 * n is not exact where 95 n / 100 is.
+    at = int((below < needed).sum())
+    part = (needed - (below[at] - inside[at])) / inside[at]
     return float((outside[:at].sum() + part * outside[at]) / outside.sum())
 
 

@@ -25,8 +25,8 @@ def retention_curve(uncertainty: Tensor, correct: Tensor) -> Retention:
     right = inputs.hits(correct, uncertainty)[order]
     group = torch.cat([values.new_zeros(1), (values[1:] != values[:-1]).double()]).cumsum(0).long()
     right = (group.bincount(right) / group.bincount())[group]
-    kept = torch.arange(1, len(values) + 1, dtype=torch.float64, device=values.device)
-    return Retention(kept / len(values), right.cumsum(0) / kept)
+    size = torch.arange(1, len(values) + 1, dtype=torch.float64, device=values.device)
+    return Retention(size / len(values), right.cumsum(0) / size)
 
 
 def retention_area(uncertainty: Tensor, correct: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Made data: the cubic toy, and inputs that no network has been trained on."""
+"""Synthetic data: the cubic toy, and inputs that no network has been trained on."""
 
 import numpy as np
 import torch
