@@ -7,7 +7,7 @@ from torch import nn
 from torch.func import vmap
 
 import fedbayes as fb
-from fedbayes.model.interception import Takeover, batch_norm, training_handlers
+from fedbayes.model.interception import Interception, batch_norm, training_handlers
 from fedbayes.noise import Tape, normals
 
 DROPOUTS = {
@@ -19,7 +19,7 @@ DROPOUTS = {
 
 
 def _drop(layer, x, address=0):
-    with Takeover(training_handlers(Tape(normals(x.numel(), address)), None)):
+    with Interception(training_handlers(Tape(normals(x.numel(), address)), None)):
         return layer(x)
 
 
@@ -50,7 +50,7 @@ def test_dropout_is_a_function_of_the_tape_alone(name):
 
 def test_dropout_is_off_in_evaluation_mode_and_at_rate_zero():
     x, tape = torch.randn(5, 4), Tape(torch.zeros(100))
-    with Takeover(training_handlers(tape, None)):
+    with Interception(training_handlers(tape, None)):
         assert torch.equal(nn.Dropout(0.5).eval()(x), x)
         assert torch.equal(nn.Dropout(0.0)(x), x)
         assert torch.equal(F.dropout(x, 0.5, False), x)
@@ -72,7 +72,7 @@ def test_dropout_under_vmap_reads_each_clients_own_tape():
     x, noise = torch.ones(3, 20), torch.stack([normals(20, k) for k in range(3)])
 
     def one(row, own):
-        with Takeover(training_handlers(Tape(own), None)):
+        with Interception(training_handlers(Tape(own), None)):
             return F.dropout(row, 0.5)
 
     together = vmap(one)(x, noise)
@@ -105,7 +105,7 @@ def test_masked_batch_norm_equals_batch_norm_of_the_live_rows_alone(name, option
     x = torch.randn(shape, dtype=torch.float64)
     padded, alone = x.clone().requires_grad_(), x[mask].clone().requires_grad_()
     padded.data[~mask] = 1e3  # padding must not leak
-    with Takeover(training_handlers(Tape(), mask)):
+    with Interception(training_handlers(Tape(), mask)):
         out = ours(padded)
     want = theirs(alone)
     torch.testing.assert_close(out[mask], want)
@@ -124,7 +124,7 @@ def test_masked_batch_norm_equals_batch_norm_of_the_live_rows_alone(name, option
 def test_a_full_mask_equals_no_mask():
     ours, theirs = _pair(nn.BatchNorm1d)
     x = torch.randn(6, 4, dtype=torch.float64)
-    with Takeover(training_handlers(Tape(), torch.ones(6, dtype=torch.bool))):
+    with Interception(training_handlers(Tape(), torch.ones(6, dtype=torch.bool))):
         torch.testing.assert_close(ours(x), theirs(x))
     torch.testing.assert_close(ours.running_var, theirs.running_var)
 
@@ -133,7 +133,7 @@ def test_rows_that_a_network_folds_into_the_batch_are_masked_by_their_row():
     ours, theirs = _pair(nn.BatchNorm1d)
     mask = torch.tensor([True, False, True])
     x = torch.randn(3, 5, 4, dtype=torch.float64)  # the network applies the norm to [3 * 5, 4]
-    with Takeover(training_handlers(Tape(), mask)):
+    with Interception(training_handlers(Tape(), mask)):
         out = ours(x.reshape(15, 4)).reshape(3, 5, 4)
     torch.testing.assert_close(out[mask], theirs(x[mask].reshape(10, 4)).reshape(2, 5, 4))
 
@@ -142,7 +142,7 @@ def test_a_fully_padded_batch_leaves_the_statistics_as_they_were():
     ours, _ = _pair(nn.BatchNorm1d)
     ours.running_mean.normal_()
     mean, variance = ours.running_mean.clone(), ours.running_var.clone()
-    with Takeover(training_handlers(Tape(), torch.zeros(6, dtype=torch.bool))):
+    with Interception(training_handlers(Tape(), torch.zeros(6, dtype=torch.bool))):
         out = ours(torch.randn(6, 4, dtype=torch.float64))
     assert torch.isfinite(out).all()
     assert torch.equal(ours.running_mean, mean)
@@ -152,7 +152,7 @@ def test_a_fully_padded_batch_leaves_the_statistics_as_they_were():
 def test_one_live_value_moves_the_running_mean_and_not_the_variance():
     ours, _ = _pair(nn.BatchNorm1d)
     x = torch.randn(6, 4, dtype=torch.float64)
-    with Takeover(training_handlers(Tape(), torch.tensor([False, True, False, False, False, False]))):
+    with Interception(training_handlers(Tape(), torch.tensor([False, True, False, False, False, False]))):
         assert torch.isfinite(ours(x)).all()
     torch.testing.assert_close(ours.running_mean, 0.1 * x[1])
     assert torch.equal(ours.running_var, torch.ones(4, dtype=torch.float64))
@@ -173,7 +173,7 @@ def test_in_evaluation_mode_the_mask_plays_no_role():
     ours, _ = _pair(nn.BatchNorm1d)
     ours.eval()
     x = torch.randn(6, 4, dtype=torch.float64)
-    with Takeover(training_handlers(Tape(), torch.zeros(6, dtype=torch.bool))):
+    with Interception(training_handlers(Tape(), torch.zeros(6, dtype=torch.bool))):
         torch.testing.assert_close(ours(x), ours.weight * x / (1 + ours.eps) ** 0.5 + ours.bias)
 
 
@@ -183,7 +183,7 @@ def test_masked_batch_norm_under_vmap_equals_one_client_at_a_time():
 
     def one(rows, live):
         mean, variance = torch.zeros(4) + 0 * rows[0], torch.ones(4) + 0 * rows[0]
-        with Takeover(training_handlers(Tape(), live)):
+        with Interception(training_handlers(Tape(), live)):
             out = F.batch_norm(rows, mean, variance, training=True)
         return out, mean, variance
 

@@ -1,6 +1,6 @@
 """How unfamiliar inputs are to a run, by every score at once. One convention: higher means more likely out.
 
-It is the run's own predictor that is asked: a point, a Gaussian, an ensemble, MC dropout. With logits f_z and
+The run's own predictor is used: a point, a Gaussian, an ensemble, MC dropout. With logits f_z and
 probabilities p_z of draw z, `msp` and `entropy` are of mean_z p_z, `mutual_information` and `epistemic` of the p_z,
 `max_logit` and `energy` the mean over draws of each draw's score, `odin` of mean_z f_z. `mahalanobis` is measured at
 the posterior's mean; for an ensemble it is the mean over members, each with its own statistics.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedbayes import scores as of
 from fedbayes.errors import InputError, unknown
-from fedbayes.model.interception import Takeover
+from fedbayes.model.interception import Interception
 from fedbayes.model.likelihood import Weights
 from fedbayes.model.model import Model
 from fedbayes.model.predictive import classifier_of, draw_weights, each_draw
@@ -79,37 +79,39 @@ def scores(
     check_inputs(run, x)
     seed = task.seed if seed is None else seed
     able = names(run, x, draws)
-    asked = able if only is None else list(only)
-    for name in asked:
+    score_names = able if only is None else list(only)
+    for name in score_names:
         if name not in able:
             raise unknown("score for this run", name, able)
     parts = {part: run.parts[part] for part in model.layouts}
     drawn = draw_weights(parts, _count(run, draws), seed, "predict")
-    if "mahalanobis" in asked and distance is None:
+    if "mahalanobis" in score_names and distance is None:
         try:
             distance = fit_distance(run)
         except InputError:
             if only is not None:
                 raise
-            asked.remove("mahalanobis")
-    masks = draw_weights(parts, PASSES, seed, "predict") if "mc_dropout" in asked else {}
-    found: dict[str, list[Tensor]] = {name: [] for name in asked}
+            score_names.remove("mahalanobis")
+    masks = draw_weights(parts, PASSES, seed, "predict") if "mc_dropout" in score_names else {}
+    batches: dict[str, list[Tensor]] = {name: [] for name in score_names}
     size = 1024 if task.device.type == "cpu" else 16384
     with torch.no_grad(), seeded(seed, "predict", "torch"):
         for start in range(0, len(x), size):
             rows = x[start : start + size].to(task.device)
             place = (seed, "predict", start)
             outputs = _outputs(model, parts, drawn, rows, place, task.program.prediction.dropout)
-            made = {name: score(outputs) for name, score in _of_outputs(model, temperature).items() if name in asked}
-            if "odin" in asked:
-                made["odin"] = of.odin(_mean_logits(run, parts, drawn, place), model.inputs(rows))
-            if "mahalanobis" in asked and distance is not None:
-                made["mahalanobis"] = _distances(model, distance, rows)
-            if "mc_dropout" in asked:
-                made["mc_dropout"] = of.msp(_outputs(model, parts, masks, rows, place, True).softmax(-1).mean(0))
-            for name in asked:
-                found[name].append(made[name].cpu())
-    return {name: torch.cat(pieces) for name, pieces in found.items()}
+            batch = {
+                name: score(outputs) for name, score in _of_outputs(model, temperature).items() if name in score_names
+            }
+            if "odin" in score_names:
+                batch["odin"] = of.odin(_mean_logits(run, parts, drawn, place), model.inputs(rows))
+            if "mahalanobis" in score_names and distance is not None:
+                batch["mahalanobis"] = _distances(model, distance, rows)
+            if "mc_dropout" in score_names:
+                batch["mc_dropout"] = of.msp(_outputs(model, parts, masks, rows, place, True).softmax(-1).mean(0))
+            for name in score_names:
+                batches[name].append(batch[name].cpu())
+    return {name: torch.cat(pieces) for name, pieces in batches.items()}
 
 
 def as_seen(run: Run) -> Run:
@@ -151,10 +153,10 @@ def features(model: Model, vectors: dict[str, Tensor], x: Tensor) -> Tensor:
         seen.append((input, output))
         return output
 
-    with Takeover({F.linear: linear}):
-        made = model.output(model.weights(vectors), x)
+    with Interception({F.linear: linear}):
+        whole = model.output(model.weights(vectors), x)
     for input, output in reversed(seen):
-        if output.shape == made.shape:
+        if output.shape == whole.shape:
             return input.flatten(1)
     raise InputError("mahalanobis: the network ends in no linear layer, so it has no penultimate features")
 
@@ -257,5 +259,5 @@ def _centres(parts: Parts) -> list[dict[str, Tensor]]:
 
 
 def _distances(model: Model, distance: Distance, rows: Tensor) -> Tensor:
-    found = [of.mahalanobis(fit, features(model, w, rows)) for w, fit in zip(distance.weights, distance.fits)]
-    return torch.stack(found).mean(0)
+    distances = [of.mahalanobis(fit, features(model, w, rows)) for w, fit in zip(distance.weights, distance.fits)]
+    return torch.stack(distances).mean(0)

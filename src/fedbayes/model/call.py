@@ -1,4 +1,4 @@
-"""Modules with other tensors than their own: twins for another mode or thread, and calls with given weights."""
+"""Modules with other tensors than their own: copies for another mode or thread, and calls with given weights."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from torch.func import functional_call
 from torch.nn.utils.parametrize import is_parametrized
 
 
-def twin(module: nn.Module) -> nn.Module:
+def shared_copy(module: nn.Module) -> nn.Module:
     """A copy that shares the tensors."""
     return copy.deepcopy(module, {id(t): t for t in [*module.parameters(), *module.buffers()]})
 
 
-class _Twins(threading.local):
-    """The twins that a thread has made."""
+class _ThreadCopies(threading.local):
+    """The copies of this thread, by module."""
 
     def __init__(self) -> None:
-        self.made: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+        self.of: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
 
-_TWINS = _Twins()
+_COPIES = _ThreadCopies()
 
 
 def of_this_thread(module: nn.Module) -> nn.Module:
-    """The module, or beside the main thread a twin: a functional call puts weights into the module for its time."""
+    """The module itself in the main thread, else a copy: a call with other weights holds them in the module."""
     if torch.compiler.is_compiling() or threading.current_thread() is threading.main_thread():
         return module
-    if module not in _TWINS.made:
-        _TWINS.made[module] = twin(module)
-    return _TWINS.made[module]
+    if module not in _COPIES.of:
+        _COPIES.of[module] = shared_copy(module)
+    return _COPIES.of[module]
 
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]  # where a module keeps the tensor of a name; several where tied
@@ -45,7 +45,7 @@ _PLACES: WeakKeyDictionary[nn.Module, Places | None] = WeakKeyDictionary()
 def call(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """module(x) with other weights and buffers.
 
-    It is PyTorch's functional_call without its search for the places of the names, a fifth of what a small step spends
+    It is PyTorch's functional_call without looking up where each name lies, a fifth of what a small step spends
     in Python.
     """
     module = of_this_thread(module)
@@ -65,13 +65,13 @@ def call(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def _places(module: nn.Module) -> Places | None:
-    """None for a module whose parts hold more of their weights than the plain tables, as recurrent layers do."""
+    """None for a module that keeps its weights in other places too, as recurrent layers do."""
     if module not in _PLACES:
-        _PLACES[module] = _found(module)
+        _PLACES[module] = _search(module)
     return _PLACES[module]
 
 
-def _found(module: nn.Module) -> Places | None:
+def _search(module: nn.Module) -> Places | None:
     if any(isinstance(m, nn.RNNBase | torch.jit.ScriptModule) or is_parametrized(m) for m in module.modules()):
         return None
     holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
@@ -79,5 +79,5 @@ def _found(module: nn.Module) -> Places | None:
         for table in (layer._parameters, layer._buffers):
             for key, tensor in table.items():
                 holders.setdefault(id(tensor), []).append((table, key))
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: holders[id(tensor)] for name, tensor in named.items()}
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: holders[id(tensor)] for name, tensor in tensors.items()}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbayes.errors import InputError
-from fedbayes.model.interception import Takeover
+from fedbayes.model.interception import Interception
 from fedbayes.model.model import Model
 from fedbayes.posterior.layout import Layout, matches
 
@@ -46,17 +46,17 @@ class Group:
         """What the group sees of stored inputs, in evaluation mode."""
         if not self.linear:
             return x
-        weights, seen = self.model.weights(vectors), []
+        weights, inputs = self.model.weights(vectors), []
         ours = weights[self.layout.names[0]]
 
         def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             if weight is ours:
-                seen.append(input)
+                inputs.append(input)
             return F.linear(input, weight, bias)
 
-        with Takeover({F.linear: linear}):
+        with Interception({F.linear: linear}):
             self.model.output(weights, x)
-        return seen[-1].to(self.blank.dtype)
+        return inputs[-1].to(self.blank.dtype)
 
     def output(self, vector: Tensor, seen: Tensor, vectors: Vectors) -> Tensor:
         """The network's output [B, C] with the group's weights [p] in place of those in the vectors."""
@@ -71,8 +71,8 @@ def group_of(model: Model, network: nn.Module, patterns: tuple[str, ...], x: Ten
     patterns = tuple(last_layer(network) if p == HEAD else p for p in patterns)
     parts = [part for part, layout in model.trainable.items() if layout.select(*patterns).names]
     if len(parts) != 1:
-        found = f"lie in the parts {', '.join(parts)}" if parts else "match no weight"
-        raise InputError(f"classifier: {', '.join(patterns)} {found}; give patterns of weights of one part")
+        problem = f"lie in the parts {', '.join(parts)}" if parts else "match no weight"
+        raise InputError(f"classifier: {', '.join(patterns)} {problem}; give patterns of weights of one part")
     (part,) = parts
     layout = model.layouts[part].select(*patterns)
     places = model.layouts[part].where(*patterns).nonzero()[:, 0].to(x.device)
@@ -104,14 +104,14 @@ def _is_last(model: Model, layout: Layout, x: Tensor) -> bool:
     if shapes not in ([2], [2, 1]) or len({name.rpartition(".")[0] for name in layout.names}) > 1:
         return False
     weights = {n: t.clone() for n, t in model.weights(model.initial()).items()}
-    ours, made = weights[layout.names[0]], []
+    ours, calls = weights[layout.names[0]], []
 
     def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         output = F.linear(input, weight, bias)
-        made.append((weight is ours and input.dim() == 2, output))
+        calls.append((weight is ours and input.dim() == 2, output))
         return output
 
-    with torch.no_grad(), Takeover({F.linear: linear}):
+    with torch.no_grad(), Interception({F.linear: linear}):
         output = model.output(weights, x)
-    uses = sum(mine for mine, _ in made)
-    return uses == 1 and made[-1][0] and torch.equal(made[-1][1].to(output.dtype), output)
+    uses = sum(mine for mine, _ in calls)
+    return uses == 1 and calls[-1][0] and torch.equal(calls[-1][1].to(output.dtype), output)

@@ -144,7 +144,7 @@ def fitted_precision(values: Tensor, distance: Tensor) -> Tensor:
     """The prior precision of the highest evidence, between `PRECISIONS`; values are G's eigenvalues [p].
 
     Its derivative in log precision, sum_i v_i / (v_i + precision) - precision distance, only falls: by bisection.
-    Data that say nothing (no curvature) take the least precision, weights at the prior's mean the largest.
+    Data without information (no curvature) give the least precision, weights at the prior's mean the largest.
     """
     low, high = (values.new_full((), bound).log() for bound in PRECISIONS)
     for _ in range(HALVINGS):

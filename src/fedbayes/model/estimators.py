@@ -47,7 +47,7 @@ def local(apply: Map, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape
 
 
 def flipout(apply: Map, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape, spatial: int) -> Tensor:
-    """Wen et al. (2018): one perturbation a batch, its sign flipped per example by random signs on both sides."""
+    """Wen et al. (2018): one perturbation per batch, its sign flipped per example by random signs on both sides."""
     out = apply(x, weight[0])
     shift = apply(x * _signs(x, tape, spatial), weight[1] * tape(weight[1]))
     out = out + _signs(out, tape, spatial) * shift
@@ -84,17 +84,17 @@ def plan(model: Model, part: str, x: Tensor, estimator: str) -> Plan:
         if fit == taken:
             break
         taken = fit
-    made = Plan(estimate, taken, 0)
+    draft = Plan(estimate, taken, 0)
     tape = Tape()
     means = model.layouts[part].join(weights)
     with torch.no_grad():
-        forward(model, part, means, torch.ones_like(means), weights, x, tape, None, made)
-    return made._replace(normals=tape.used, stacks=_stacks(model, part, means, weights, x, tape.used, made))
+        forward(model, part, means, torch.ones_like(means), weights, x, tape, None, draft)
+    return draft._replace(normals=tape.used, stacks=_stacks(model, part, means, weights, x, tape.used, draft))
 
 
-def _stacks(model: Model, part: str, means: Tensor, weights: Weights, x: Tensor, count: int, made: Plan) -> bool:
+def _stacks(model: Model, part: str, means: Tensor, weights: Weights, x: Tensor, count: int, estimation: Plan) -> bool:
     def one(noise: Tensor, others: Weights) -> Tensor:
-        return forward(model, part, means, torch.ones_like(means), others, x, Tape(noise), None, made)[0]
+        return forward(model, part, means, torch.ones_like(means), others, x, Tape(noise), None, estimation)[0]
 
     copies = {n: t.expand(2, *t.shape).clone() for n, t in weights.items()}
     try:
@@ -143,19 +143,21 @@ def forward(
     x: Tensor,
     tape: Tape,
     mask: Tensor | None,
-    made: Plan,
+    estimation: Plan,
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Output for one draw from N(mean, scale^2), with the weights used and the buffer vectors after it.
 
     `others` are the named tensors of the parts that are points, and of the buffers.
     """
     means, scales = model.layouts[part].split(mean), model.layouts[part].split(scale)
-    weights = {n: m if n in made.taken else m + scales[n] * tape(m) for n, m in means.items()}
+    weights = {n: m if n in estimation.taken else m + scales[n] * tape(m) for n, m in means.items()}
     weights = {**{n: t for n, t in others.items() if n not in weights}, **weights}
     handlers: Mapping[Any, Handler] = {}
-    if made.estimate is not None:
-        ours = [(weights[n], scales[n]) for n in made.taken]
-        handlers = {func: _linear(func, spatial, ours, made.estimate, tape) for func, spatial in LINEAR_MAPS.items()}
+    if estimation.estimate is not None:
+        ours = [(weights[n], scales[n]) for n in estimation.taken]
+        handlers = {
+            func: _linear(func, spatial, ours, estimation.estimate, tape) for func, spatial in LINEAR_MAPS.items()
+        }
     output, static = model.train_output(weights, x, tape, mask, handlers)
     return output, weights, static
 

@@ -29,19 +29,19 @@ def gradients(loss: Callable[..., tuple[Tensor, Any]], vectors: Vectors, *rest: 
     with torch.enable_grad():
         leaves = {name: v.detach().requires_grad_() for name, v in vectors.items()}
         value, other = loss(leaves, *rest)
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    filled = [torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), found)]
+    slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    filled = [torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), slopes)]
     return dict(zip(leaves, filled)), torch.utils._pytree.tree_map(torch.Tensor.detach, other)
 
 
 def still(step: Callable[..., Any]) -> Callable[..., Any]:
     """The same step by gradients of zero, at the cost of its forward pass: it takes BatchNorm's statistics."""
 
-    def taken(*arguments: Any) -> Any:
+    def forward(*arguments: Any) -> Any:
         before = _STILL.set(True)
         try:
             return step(*arguments)
         finally:
             _STILL.reset(before)
 
-    return taken
+    return forward

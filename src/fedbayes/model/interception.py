@@ -15,7 +15,7 @@ from fedbayes.noise import Tape
 Handler = Callable[..., Any]
 
 
-class Takeover(TorchFunctionMode):
+class Interception(TorchFunctionMode):
     """While active, calls of the functions in `handlers` go to the handler, with the call's own arguments."""
 
     def __init__(self, handlers: Mapping[Any, Handler]) -> None:
@@ -67,7 +67,7 @@ def batch_norm(mask: Tensor | None = None) -> Handler:
         exact = running_mean is None or running_mean.dtype == input.dtype
         if exact and (mask is None or not training):
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        given, x = input.dtype, input if running_mean is None else input.to(running_mean.dtype)
+        dtype, x = input.dtype, input if running_mean is None else input.to(running_mean.dtype)
         column = [1, -1] + [1] * (x.dim() - 2)
         if training:
             centred, variance = _statistics(x, mask, running_mean, running_var, momentum)
@@ -78,7 +78,7 @@ def batch_norm(mask: Tensor | None = None) -> Handler:
         out = centred * (variance + eps).rsqrt().reshape(column)
         if weight is not None:
             out = out * weight.reshape(column)
-        return (out if bias is None else out + bias.reshape(column)).to(given)
+        return (out if bias is None else out + bias.reshape(column)).to(dtype)
 
     return call
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbayes.model.call import call, twin
+from fedbayes.model.call import call, shared_copy
 from fedbayes.model.convolution import conv2d
-from fedbayes.model.interception import Handler, Takeover, batch_norm, training_handlers
+from fedbayes.model.interception import Handler, Interception, batch_norm, training_handlers
 from fedbayes.model.likelihood import Likelihood, Weights
 from fedbayes.model.tracing import alone
 from fedbayes.noise import Tape
@@ -30,7 +30,7 @@ class Model:
     `layouts` says which part holds which tensors; parts named `buffers` and `counters` hold what training does not
     differentiate. Where two networks live in one method, one has a name of its own before its parts' names: `student`,
     `student.buffers`. Frozen weights are in no part: `frozen` holds the module's own values, under the name `frozen` or
-    `student.frozen`. Clients hand them in, for runs that share a client may differ in them (`frozen_in`); whoever does
+    `student.frozen`. Clients pass them in, as runs that share a client may differ in them (`frozen_in`); who does
     not gets the module's own. `still` and `dropping` are the same module in evaluation mode, without and with active
     dropout; modes are never switched during a run.
     """
@@ -90,14 +90,14 @@ class Model:
         if all(is_static(part) for part in layouts):
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
         module = copy.deepcopy(module).requires_grad_(False).train()
-        still, dropping = twin(module).eval(), twin(module).eval()
+        still, dropping = shared_copy(module).eval(), shared_copy(module).eval()
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
         convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
         dtype = next(p.dtype for p in module.parameters())
         trained = {n for layout in layouts.values() for n in layout.names}
-        kept = {n: p.detach() for n, p in module.named_parameters() if n not in trained}
+        constants = {n: p.detach() for n, p in module.named_parameters() if n not in trained}
         return cls(
             module,
             still,
@@ -112,7 +112,7 @@ class Model:
             bfloat16,
             recast,
             augment,
-            {f"{name}.{FROZEN}" if name else FROZEN: kept} if kept else {},
+            {f"{name}.{FROZEN}" if name else FROZEN: constants} if constants else {},
         )
 
     @property
@@ -158,10 +158,10 @@ class Model:
 
     def weights(self, vectors: Mapping[str, Any]) -> dict[str, Tensor]:
         """Vectors of parts as named tensors; frozen weights are named already."""
-        named: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for part, vector in vectors.items():
-            named |= vector if part in self.frozen else self.layouts[part].split(vector)
-        return named | {n: named[n].to(kind) for n, kind in self.recast.items() if n in named}
+            tensors |= vector if part in self.frozen else self.layouts[part].split(vector)
+        return tensors | {n: tensors[n].to(kind) for n, kind in self.recast.items() if n in tensors}
 
     def train_output(
         self,
@@ -173,23 +173,23 @@ class Model:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
         usual: dict[Any, Handler] = {F.conv2d: conv2d} if self.convolves else {}
-        taken = {**usual, **(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
+        replacements = {**usual, **(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in self.static for n in self.layouts[part].names]
         weights = {**weights, **{n: weights[n].clone() for n in names}}
         x = self.augmented(x, tape)
-        with Takeover(taken) if taken else nullcontext():
+        with Interception(replacements) if replacements else nullcontext():
             output = self._call(self.module, weights, x)
         return output, {part: self.layouts[part].join(weights) for part in self.static}
 
     def output(self, weights: Weights, x: Tensor, tape: Tape | None = None) -> Tensor:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
         if tape is None:
-            taken: dict[Any, Handler] = {F.batch_norm: batch_norm()} if self.bfloat16 else {}
-            taken |= {F.conv2d: conv2d} if self.convolves else {}
-            with Takeover(taken) if taken else nullcontext():
+            replacements: dict[Any, Handler] = {F.batch_norm: batch_norm()} if self.bfloat16 else {}
+            replacements |= {F.conv2d: conv2d} if self.convolves else {}
+            with Interception(replacements) if replacements else nullcontext():
                 return self._call(self.still, weights, x)
-        with Takeover({F.conv2d: conv2d, **training_handlers(tape, None)}):
+        with Interception({F.conv2d: conv2d, **training_handlers(tape, None)}):
             return self._call(self.dropping, weights, x)
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
@@ -268,9 +268,9 @@ def points_by_default(module: nn.Module, likelihood: Likelihood) -> list[str]:
 
 def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:
     own = {n: p.detach() for n, p in module.named_parameters()}
-    taken = next((n for n in own if n.startswith("likelihood.")), None)
-    if taken:
-        raise ValueError(f"the network has a weight {taken!r}, a name that likelihoods use; rename that attribute")
+    clash = next((n for n in own if n.startswith("likelihood.")), None)
+    if clash:
+        raise ValueError(f"the network has a weight {clash!r}, a name that likelihoods use; rename that attribute")
     device = next(iter(own.values())).device if own else None
     return own | {f"likelihood.{n}": p.detach().to(device) for n, p in likelihood.parameters.items()}
 

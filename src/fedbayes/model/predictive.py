@@ -67,31 +67,31 @@ def draw_weights(parts: Mapping[str, Posterior], draws: int, *place: int | str) 
 
 def _drawn(parts: Mapping[str, Posterior], draws: int, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
     draws = _count(parts, draws)
-    drawn = {}
+    vectors = {}
     for name, q in parts.items():
         if isinstance(q, Point | Draws):
-            drawn[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
+            vectors[name] = q.values if isinstance(q, Draws) else q.mean.expand(draws, -1)
         else:
-            drawn[name] = q.at(noise[name].to(q.mean.dtype))
-    return drawn
+            vectors[name] = q.at(noise[name].to(q.mean.dtype))
+    return vectors
 
 
 def _noise(parts: Mapping[str, Posterior], draws: int, *place: int | str) -> dict[str, Tensor]:
     """The standard normals [Z, P] of each part that has a density."""
-    draws, made = _count(parts, draws), {}
+    draws, noise = _count(parts, draws), {}
     for name, q in parts.items():
         if not isinstance(q, Point | Draws):
             size = q.normals if isinstance(q, LowRank | Grafted) else q.mean.shape[-1]
-            normals = _normals if draws * size <= KEPT else _normals.__wrapped__
-            made[name] = normals(draws, size, q.mean.device, (*place, name))
-    return made
+            normals = _normals if draws * size <= MOST_CACHED else _normals.__wrapped__
+            noise[name] = normals(draws, size, q.mean.device, (*place, name))
+    return noise
 
 
 def _count(parts: Mapping[str, Posterior], draws: int) -> int:
     return next((q.values.shape[0] for q in parts.values() if isinstance(q, Draws)), draws)
 
 
-KEPT = 2**24  # normals of one address are kept for the next prediction up to this many
+MOST_CACHED = 2**24  # normals of one address that are cached for the next prediction, at most
 
 
 @lru_cache(maxsize=4)
@@ -124,8 +124,8 @@ def predictive(
 ) -> Predictive:
     """Predict N inputs with `draws` draws of the weights, the same draws for every input.
 
-    Costs draws * N forward passes and memory O(draws * batch * C + N * C). Draw z is the same whatever `draws` is
-    asked for with the same seed only if it is equal; a Point without dropout needs one draw. A part `noise` holds the
+    Costs draws * N forward passes and memory O(draws * batch * C + N * C). The same seed gives the same
+    draws only for an equal number of them; a Point without dropout needs one draw. A part `noise` holds the
     variance of the targets' noise, which then stands for the likelihood's own, and a factor on the variance between
     draws. `closed`: the exact moments of a linear network, without draws. `carry(f, parts)` carries out f(parts), which
     stays on the device; not used with dropout, whose normals are the host's. A network that was trained in bfloat16
@@ -153,8 +153,8 @@ def predictive(
                 pieces.append(_summaries(means, variances, model.likelihood.kind))
             return tuple(torch.cat(column) for column in zip(*pieces))
 
-        made = directly(summarise, own) if dropout else carry(summarise, own)
-    mean, aleatoric, epistemic, entropy = made
+        summaries = directly(summarise, own) if dropout else carry(summarise, own)
+    mean, aleatoric, epistemic, entropy = summaries
     return _in_units(model, _noisy(parts, Predictive(mean, aleatoric, epistemic, entropy, model.likelihood.kind)))
 
 

@@ -1,4 +1,4 @@
-"""Soft targets: what one network says of an input, and the loss of another that learns to say it."""
+"""Soft targets: one network's predictions, and the loss of another network that learns to give them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cross_entropy(likelihood: Likelihood, output: Tensor, weights: Weights, targ
 
 
 def mean_over_live(rows: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of one number a row over the live rows of a batch."""
+    """The mean of one number per row over the live rows of a batch."""
     if mask is None:
         return rows.mean()
     return torch.where(mask, rows, 0).sum() / mask.to(rows.dtype).sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""How an operation is met just now: for one client, or for several at once."""
+"""How an operation runs just now: for one client, or for several at once."""
 
 from __future__ import annotations
 
