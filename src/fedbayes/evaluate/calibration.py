@@ -79,8 +79,8 @@ def held_out(run: Run, *, draws: int | None = None, seed: int = 0, p: Predictive
     order = torch.randperm(len(y), generator=generator(seed, "calibrate"))
     calibrates = torch.zeros(len(y), dtype=torch.bool)
     calibrates[order[: len(y) // 2]] = True
-    here, there = ([rows[calibrates[rows] == flag] for rows in homes] for flag in (True, False))
-    return Held(p, y, here, p, y, there, "half of the test set")
+    calibrating, judging = ([rows[calibrates[rows] == flag] for rows in homes] for flag in (True, False))
+    return Held(p, y, calibrating, p, y, judging, "half of the test set")
 
 
 def temperature(run: Run, *, held: Held | None = None) -> float:
@@ -149,11 +149,11 @@ def _site(run: Run, site: int | str) -> int:
     return site
 
 
-def covered(made: Conformal, p: Predictive, y: Tensor) -> Tensor:
+def covered(rule: Conformal, p: Predictive, y: Tensor) -> Tensor:
     """Which truths [N] lie in their set, or in their interval."""
     if p.kind == "classes":
-        return made.sets(p).gather(1, y[:, None])[:, 0]
-    low, high = (end.cpu() for end in made.interval(p))
+        return rule.sets(p).gather(1, y[:, None])[:, 0]
+    low, high = (end.cpu() for end in rule.interval(p))
     return ((low <= y) & (y <= high)).all(-1)
 
 

@@ -28,11 +28,11 @@ RANKINGS: dict[str, Callable[[Tensor, Tensor], float]] = {"auroc": of.auroc, "au
 # Scores that the posterior's draws don't touch: measured once, without a Monte Carlo error over draws.
 DRAWLESS = ("mahalanobis", "mc_dropout")
 
-Found = dict[str, dict[str, Tensor]]
+ScoresBySet = dict[str, dict[str, Tensor]]
 
 
 class Outside(NamedTuple):
-    """Inputs that a run was not trained on, and the run as it must be asked about them."""
+    """Inputs that a run was not trained on, and the run that takes them as they are."""
 
     name: str
     x: Tensor
@@ -71,13 +71,13 @@ def _inputs(name: str, run: Run) -> Tensor:
     data = run.task.clients.data
     if name in NOISE:
         return load_data(name, shape=data.shape).test_x
-    found = imported(name, "ood") if ":" in name else load_data(name)
-    found = found() if callable(found) else found
-    if isinstance(found, Tensor):
-        return found
-    if not isinstance(found, Dataset):
-        raise InputError(f"{name} gave a {type(found).__name__}; it must give a Dataset or a tensor of inputs")
-    return found.test_x if len(found.test_x) else found.x
+    source = imported(name, "ood") if ":" in name else load_data(name)
+    source = source() if callable(source) else source
+    if isinstance(source, Tensor):
+        return source
+    if not isinstance(source, Dataset):
+        raise InputError(f"{name} gave a {type(source).__name__}; it must give a Dataset or a tensor of inputs")
+    return source.test_x if len(source.test_x) else source.x
 
 
 def score_outside(
@@ -96,7 +96,7 @@ def score_outside(
         distance = ood.fit_distance(run)
     except InputError as error:
         notes.append(f"{error}; left out")
-    each: list[Found] = []
+    each: list[ScoresBySet] = []
     for seed in draw_seeds(run, repeats):
         each.append({p.name: _scores(p, draws, seed, distance, each[0][p.name] if each else {}) for p in places})
     tables = {place.name: _rank(each, place.name) for place in sets}
@@ -119,22 +119,22 @@ def _scores(
     return {**before, **ood.scores(place.run, place.x, only=only, draws=draws, seed=seed, distance=distance)}
 
 
-def _rank(each: list[Found], place: str) -> dict[str, Any]:
+def _rank(each: list[ScoresBySet], place: str) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for score in each[0][place]:
-        pairs = [(found[""][score], found[place][score]) for found in each]
+        pairs = [(scores[""][score], scores[place][score]) for scores in each]
         number = max(1, min(map(len, pairs[0])) // 2)
         table[score] = {}
         for metric, rank in RANKINGS.items():
-            found = [of.resampled(rank, *pair, RESAMPLES, number=number) for pair in pairs]
-            made = figure([one.mean for one in found]) | ({"error": None} if score in DRAWLESS else {})
-            table[score][metric] = {**made, "spread": found[0].spread}
+            resamples = [of.resampled(rank, *pair, RESAMPLES, number=number) for pair in pairs]
+            summary = figure([one.mean for one in resamples]) | ({"error": None} if score in DRAWLESS else {})
+            table[score][metric] = {**summary, "spread": resamples[0].spread}
         _check(table[score])
     return table
 
 
 def _check(row: Mapping[str, Mapping[str, float]]) -> None:
-    """Hold an AUROC and an FPR95 against what any ROC obeys; a pair that breaks it is a mistake of ours."""
+    """Check an AUROC and an FPR95 against what any ROC obeys; a pair that breaks it is a bug of this library."""
     area, passed = row["auroc"]["value"], row["fpr95"]["value"]
     if not 0.95 * (1 - passed) - 1e-9 <= area <= 1 - 0.05 * passed + 1e-9:
         raise RuntimeError(f"no ROC has an AUROC of {area} and an FPR95 of {passed}")

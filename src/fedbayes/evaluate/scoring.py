@@ -54,11 +54,11 @@ def evaluate(
         raise InputError(f"draws and repeats must be at least 1, not {draws} and {repeats}")
     if clients is None:
         clients = clients_of(experiment_in(folder))
-    made = {}
+    scores_by_run = {}
     for files in runs_in(folder):
         run = load(files.folder, network=network, clients=clients, device=device)
         with naming(files.name):
-            # Outside sets first: a name that can't be found is said at once.
+            # Outside sets first: an unknown name fails before anything is scored.
             tables, arrays = score_outside(run, ood, draws=draws, repeats=repeats) if ood else (None, {})
             scores = score_run(run, draws=draws, repeats=repeats)
         scores["ood"] = tables or _earlier(files.folder, scores)
@@ -66,10 +66,10 @@ def evaluate(
             meta = {"method": files.name, **{key: scores[key] for key in ABOUT}, "ood": tables}
             save(files.folder / OOD_FILE, {**arrays, "meta": json.dumps(_plain(meta))})
         write_atomically(files.folder / FILE, json.dumps(_plain(scores), indent=1, allow_nan=False))
-        made[files.name] = scores
-    if not made:
+        scores_by_run[files.name] = scores
+    if not scores_by_run:
         raise InputError(f"{folder} has no trained method yet; run `fedbayes resume {folder}`")
-    return made
+    return scores_by_run
 
 
 def score_run(run: Run, *, draws: int | None = None, repeats: int = REPEATS) -> Scores:
@@ -105,17 +105,17 @@ def temperature_scores(run: Run, held: calibrate.Held) -> dict[str, float]:
     y, warmth = held.judge_y[rows], calibrate.temperature(run, held=held)
     judge = calibrate.rows_of(held.judge, rows)
     before, after = judge.probs.cpu(), calibrate.tempered(judge, warmth).cpu()
-    made = {"temperature": warmth, "rows": float(len(rows))}
+    table = {"temperature": warmth, "rows": float(len(rows))}
     for when, probs in (("before", before), ("after", after)):
-        found = of.classification_scores(of.classification_sums(probs, y))
-        made |= {f"{name}_{when}": found[name] for name in ("accuracy", "nll", "brier", "ece")}
-    return made
+        scores = of.classification_scores(of.classification_sums(probs, y))
+        table |= {f"{name}_{when}": scores[name] for name in ("accuracy", "nll", "brier", "ece")}
+    return table
 
 
 def conformal_scores(run: Run, held: calibrate.Held, coverage: float = 0.9) -> dict[str, dict[str, float | None]]:
     """How often sets (or intervals) hold the truth: over all judging rows, for the worst class, by site; their size."""
     classes = held.p.kind == "classes"
-    made: dict[str, dict[str, float | None]] = {}
+    table: dict[str, dict[str, float | None]] = {}
     rows = _union(held.judge_sites)
     judge, y = calibrate.rows_of(held.judge, rows), held.judge_y[rows]
     for way in ("pooled", "by_class") if classes else ("pooled",):
@@ -123,7 +123,7 @@ def conformal_scores(run: Run, held: calibrate.Held, coverage: float = 0.9) -> d
         hit = calibrate.covered(fitted, judge, y).double()
         everywhere = calibrate.covered(fitted, held.judge, held.judge_y).double()
         sites = torch.stack([everywhere[own].mean() for own in held.judge_sites if len(own)])
-        found: dict[str, float | None] = {
+        row: dict[str, float | None] = {
             "promised": coverage,
             "calibration_rows": float(fitted.rows),
             "judging_rows": float(len(rows)),
@@ -133,19 +133,19 @@ def conformal_scores(run: Run, held: calibrate.Held, coverage: float = 0.9) -> d
         }
         if classes:
             sizes = fitted.sets(judge).double().sum(1)
-            found |= {"size": float(sizes.mean()), "empty": float((sizes == 0).double().mean())}
-            found["class_least"] = min(float(hit[y == c].mean()) for c in y.unique())
+            row |= {"size": float(sizes.mean()), "empty": float((sizes == 0).double().mean())}
+            row["class_least"] = min(float(hit[y == c].mean()) for c in y.unique())
         else:
             low, high = fitted.interval(judge)
-            found["width"] = float((high - low).mean())
-        made[way] = found
-    return made
+            row["width"] = float((high - low).mean())
+        table[way] = row
+    return table
 
 
 def check_laws(scores: Scores) -> None:
-    """Hold every calibration error against ECE <= NLL + error; one that breaks it is a mistake of ours."""
-    found = {name: figure["value"] for name, figure in scores["scores"].items()}
-    rows = [(found[name], found["nll"], found["accuracy"]) for name in ("ece", "classwise_ece") if "mce" in found]
+    """Check that every calibration error obeys ECE <= NLL + error; one that does not is a bug of this library."""
+    values = {name: figure["value"] for name, figure in scores["scores"].items()}
+    rows = [(values[name], values["nll"], values["accuracy"]) for name in ("ece", "classwise_ece") if "mce" in values]
     t = scores.get("temperature")
     rows += [(t[f"ece_{w}"], t[f"nll_{w}"], t[f"accuracy_{w}"]) for w in ("before", "after")] if t else []
     for gap, nll, accuracy in rows:
@@ -157,32 +157,32 @@ def _predicted(run: Run, x: Tensor, draws: int, seed: int) -> Predictive:
     program = run.task.program
     x = x.to(run.task.device)
     dropout, closed = program.prediction.dropout, program.prediction.closed
-    made = predictive(program.model, run.parts, x, draws=draws, seed=seed, dropout=dropout, closed=closed)
-    return made._replace(**{n: getattr(made, n).cpu() for n in ("mean", "aleatoric", "epistemic", "expected_entropy")})
+    p = predictive(program.model, run.parts, x, draws=draws, seed=seed, dropout=dropout, closed=closed)
+    return p._replace(**{n: getattr(p, n).cpu() for n in ("mean", "aleatoric", "epistemic", "expected_entropy")})
 
 
 def _scores(p: Predictive, y: Tensor) -> dict[str, float | None]:
     """Scores by name; None where one has no value, such as telling wrong from right when nothing is wrong."""
     sums_of, scores_of = of.SUMS[p.kind]
-    found: dict[str, float | None] = {}
+    table: dict[str, float | None] = {}
     if p.kind == "real":
-        found |= scores_of(sums_of(p.mean, p.total, y))
+        table |= scores_of(sums_of(p.mean, p.total, y))
         if bool((p.total > 0).all()):
-            found["sharpness"] = of.sharpness(p.mean, p.total.sqrt(), y)
-        return found
-    found |= scores_of(sums_of(p.probs, y))
+            table["sharpness"] = of.sharpness(p.mean, p.total.sqrt(), y)
+        return table
+    table |= scores_of(sums_of(p.probs, y))
     if p.kind == "labels":
-        return found
-    found["classwise_ece"] = of.classwise_ece(p.probs, y)
+        return table
+    table["classwise_ece"] = of.classwise_ece(p.probs, y)
     right = p.probs.argmax(-1) == y
     parts = {"entropy": p.entropy, "aleatoric": p.aleatoric.sum(-1)}
     parts |= {"epistemic": p.epistemic.sum(-1), "mutual_information": p.mutual_information}
-    told = not (bool(right.all()) or not bool(right.any()))
+    mixed = not (bool(right.all()) or not bool(right.any()))
     for name, part in parts.items():
         silent = name in BETWEEN_DRAWS and not bool(p.epistemic.any())
-        found[f"misclassification_{name}"] = None if silent or not told else of.misclassification_auroc(part, right)
-        found[f"retention_{name}"] = None if silent else of.retention_area(part, right)
-    return found
+        table[f"misclassification_{name}"] = None if silent or not mixed else of.misclassification_auroc(part, right)
+        table[f"retention_{name}"] = None if silent else of.retention_area(part, right)
+    return table
 
 
 def _union(sites: Iterable[Tensor]) -> Tensor:

@@ -10,8 +10,8 @@ TEMPLATE = '''"""A prediction in plain PyTorch, written by `fedbayes export`; ne
     from model import load
 
     predict = load()      # reads {tensors} beside this file
-    made = predict(x)     # inputs as the training data came, [N, ...]: see model.json
-    made.keys()
+    prediction = predict(x)  # inputs as the training data came, [N, ...]: see model.json
+    prediction.keys()
 """
 
 from math import inf, nan
@@ -59,13 +59,13 @@ def plain_file(code: str, order: Sequence[str | None], summary: str, kind: str, 
     """The file: `code` is a traced member's forward, whose arguments are `order` (None stands for the input)."""
     head = re.search(r"def forward\(self, ([^)]*)\)[^:]*:", code)
     assert head is not None
-    given = [argument.split(":")[0].strip() for argument in head[1].split(",")]
+    arguments = [argument.split(":")[0].strip() for argument in head[1].split(",")]
     names = [name for name in order if name is not None]
-    x = next(argument for argument, name in zip(given, order) if name is None)
-    taken = [argument for argument, name in zip(given, order) if name is not None]
+    x = next(argument for argument, name in zip(arguments, order) if name is None)
+    weights = [argument for argument, name in zip(arguments, order) if name is not None]
     # Left out: checks that hold the inputs to the CPU, and the letting go of each value after its last use.
     lines = [line for line in code[head.end() :].splitlines() if line.strip() and "_assert_tensor_metadata" not in line]
     body = "\n".join(re.sub(r";  [\w = ]+ = None$", "", line.rstrip()) for line in lines)
     first = "" if x == "x" else f"    {x} = x\n"
-    member = f"def member({', '.join(taken)}, *, x):\n{first}{body}"
+    member = f"def member({', '.join(weights)}, *, x):\n{first}{body}"
     return TEMPLATE.format(kind=kind, names=names, member=member, summary=summary, tensors=tensors)

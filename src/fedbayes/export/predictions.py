@@ -28,7 +28,7 @@ MEASURES = ("entropy", "epistemic")
 
 
 class Flags(NamedTuple):
-    """What is told apart by: the measure, the threshold that keeps 95 % of the test set, what lies above it [N]."""
+    """Flags of unfamiliar rows [N]: the measure, and the threshold below which 95 % of the test set lie."""
 
     measure: str
     threshold: float
@@ -159,7 +159,7 @@ def _measure(arrays: Arrays, name: str) -> np.ndarray:
 
 
 def as_csv(arrays: Arrays) -> str:
-    """One line a row: the first choice, probabilities or means, traces of the parts, entropies, the flag."""
+    """One line per row: the first choice, probabilities or means, traces of the parts, entropies, the flag."""
     centre = arrays["probs" if "probs" in arrays else "mean"]
     columns: dict[str, list[object]] = {"row": list(range(len(centre)))}
     if "probs" in arrays:
@@ -198,11 +198,11 @@ def prediction_table(arrays: Arrays) -> Table:
         parts = [f"{float(arrays[part][i].sum()):.4g}" for part in ("aleatoric", "epistemic")]
         if classes:
             c = int(centre[i].argmax())
-            said = [str(arrays["class_names"][c]) if "class_names" in arrays else str(c), f"{centre[i, c]:.4f}"]
+            prediction = [str(arrays["class_names"][c]) if "class_names" in arrays else str(c), f"{centre[i, c]:.4f}"]
         else:
-            said = [", ".join(f"{v:.4g}" for v in centre[i])]
+            prediction = [", ".join(f"{v:.4g}" for v in centre[i])]
         flag = [("yes" if arrays["ood"][i] else "")] if marked else []
-        table.add_row(str(i), *said, *parts, *flag)
+        table.add_row(str(i), *prediction, *parts, *flag)
     if len(centre) > SHOWN:
         table.add_row("...", *[""] * (len(table.columns) - 1))
     return table

@@ -100,10 +100,10 @@ class Predictor(nn.Module):
             self.register_buffer("spread", torch.as_tensor(units[1]))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        said = [member(x) for member in self.members]
+        outputs = [member(x) for member in self.members]
         units: Any = (self.shift, self.spread) if self.has_units else None
         noise: Any = self.noise
-        means, variances = (torch.stack(values) for values in zip(*said))
+        means, variances = (torch.stack(values) for values in zip(*outputs))
         return summary(means, variances, self.kind, units, noise)
 
 
@@ -123,14 +123,14 @@ def export(
     x = _example(run)
     program = _program(predictor, x)
     torch.export.save(program, folder / PROGRAM)
-    made = [folder / PROGRAM]
-    made += _write_plain(folder, predictor, x)
+    paths = [folder / PROGRAM]
+    paths += _write_plain(folder, predictor, x)
     write_atomically(folder / CARD, json.dumps(_card(run, what, predictor, x), indent=1, ensure_ascii=False))
-    made.append(folder / CARD)
+    paths.append(folder / CARD)
     if onnx:
         _write_onnx(program, folder / ONNX, list(predictor(x)))
-        made.append(folder / ONNX)
-    return made
+        paths.append(folder / ONNX)
+    return paths
 
 
 def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:

@@ -51,7 +51,7 @@ def check_points(setting: Setting, model: Model, points: tuple[str, ...]) -> Non
 
 
 def check_batch(setting: Setting, model: Model, batch: int) -> None:
-    """BatchNorm can't train on one value a channel; find out now, and not in round 1."""
+    """BatchNorm can't train on one value per channel; find out now, and not in round 1."""
     if batch == 1 and model.static:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -61,7 +61,7 @@ def check_batch(setting: Setting, model: Model, batch: int) -> None:
 
 
 def check_dropout(setting: Setting, wanted: bool) -> None:
-    """MC dropout of a network that drops nothing would be a point without a word of it."""
+    """Refuse MC dropout for a network without dropout: it would silently be a point."""
     if wanted and not has_dropout(setting.network):
         raise InputError(
             "mc_dropout: the network has no dropout; give it some by network_options = {dropout = 0.2}, "

@@ -120,13 +120,13 @@ def pseudo_labels(model: Model, parts: Parts, members: Parts, x: Tensor, options
 def _ensemble(model: Model, parts: Parts, members: Parts, options: Distilling, place: Place) -> dict[str, Tensor]:
     """Weights [M + 1 + K, P] of each part. Draws and the average have the pooled buffers, an upload has its own."""
     draws, drawn = options.ensemble_draws, {}
-    kept = {part: q.values for part in model.layouts if isinstance(q := members.get(part), Draws)}
-    count = len(next(iter(kept.values())))
+    uploads = {part: q.values for part in model.layouts if isinstance(q := members.get(part), Draws)}
+    count = len(next(iter(uploads.values())))
     for part in model.layouts:
         mean = parts[part].mean
         if part in model.trainable:
             fitted: dict[str, Any] = {"fit": options.fit, "draws": draws, "spread": options.spread}
-            drawn[part] = ensemble(mean, kept[part], **fitted, place=(*place, part))
+            drawn[part] = ensemble(mean, uploads[part], **fitted, place=(*place, part))
         else:
-            drawn[part] = torch.cat([mean.expand(draws + 1, -1), kept.get(part, mean.expand(count, -1))])
+            drawn[part] = torch.cat([mean.expand(draws + 1, -1), uploads.get(part, mean.expand(count, -1))])
     return drawn

@@ -120,12 +120,12 @@ def keeping_home(
     """
     layouts = program.model.layouts
     names = [n for layout in layouts.values() for n in layout.names]
-    kept = _named(setting.network, home or shared, names, "home" if home else "shared")
+    at_home = _named(setting.network, home or shared, names, "home" if home else "shared")
     if shared:
-        kept = tuple(n for n in names if not matches(n, kept))
-    split = Split.of(layouts, kept)
+        at_home = tuple(n for n in names if not matches(n, at_home))
+    split = Split.of(layouts, at_home)
     if program.prediction.part not in split.shared:
-        raise InputError(f"home: nothing would be left to share; keep fewer weights than {', '.join(kept[:4])}")
+        raise InputError(f"home: nothing would be left to share; keep fewer weights than {', '.join(at_home[:4])}")
     client = keep_home(program.client, split, program.initial)
     return program._replace(
         client=client,
@@ -149,10 +149,10 @@ def _shared_only(program: Program, split: Split) -> Any:
     return reference
 
 
-def _named(network: nn.Module, wanted: tuple[str, ...], names: list[str], what: str) -> tuple[str, ...]:
+def _named(network: nn.Module, short: tuple[str, ...], names: list[str], what: str) -> tuple[str, ...]:
     """Patterns with `head` replaced by the last layer's, each checked to match a weight."""
-    given = tuple(last_layer(network) if pattern == HEAD else pattern for pattern in wanted)
-    for pattern in given:
+    full = tuple(last_layer(network) if pattern == HEAD else pattern for pattern in short)
+    for pattern in full:
         if not any(matches(n, [pattern]) for n in names):
             raise InputError(f"{what}: no weight matches {pattern!r}; the network has {', '.join(names[:8])}, ...")
-    return given
+    return full

@@ -138,7 +138,7 @@ class FedAG(OwnClient, PointTraining):
         if self.predict == "closed" and not is_linear(setting.network):
             raise InputError('predict = "closed" is the form of a linear network; use "bootstrap" or "monte_carlo"')
         start = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
-        # Before the first round nobody disagrees. A Gaussian all the same: every broadcast has one shape and size.
+        # Before the first round there is no spread. A Gaussian all the same: every broadcast has one shape and size.
         spread: Parts = {
             part: Gaussian(q.mean, torch.full_like(q.mean, 1e-12), q.layout) if part in model.trainable else q
             for part, q in start.items()

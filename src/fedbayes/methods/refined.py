@@ -86,52 +86,64 @@ class Refining(Refinement):
         return own if self.refine else {name: v for name, v in own.items() if name not in OPTIONS}
 
 
-def refined_program(program: Program, asked: Refinement, x: Tensor, y: Tensor, most: int) -> Program:
+def refined_program(program: Program, refinement: Refinement, x: Tensor, y: Tensor, most: int) -> Program:
     """A program with that refinement; x and y are a batch of inputs and targets, `most` the most rows of a client."""
     plain = program
     model, tuned = program.model, program.tuned
-    if asked.refine == "tune":
+    if refinement.refine == "tune":
         return program
     received = tuned._replace(phases=())
-    if asked.refine == "none":
+    if refinement.refine == "none":
         return program._replace(personal=Personal(received, plain=plain))
     if program.prediction.members or program.prediction.noise not in ("likelihood", "none"):
         raise InputError(
             "refine: this method predicts by an ensemble of networks; there is no one classifier to refine"
         )
-    group = group_of(model, model.module, tuple(asked.classifier), x)
-    check_curvature(group, asked.hessian)
-    laplace = Laplace(group, asked.hessian, asked.prior_of)
-    flow = Flow(asked.flow_length, asked.flow_epochs, asked.flow_batch, asked.flow_draws, asked.flow_prior)
-    inner = tuned if asked.after == "trained" else received
+    group = group_of(model, model.module, tuple(refinement.classifier), x)
+    check_curvature(group, refinement.hessian)
+    laplace = Laplace(group, refinement.hessian, refinement.prior_of)
+    flow = Flow(
+        refinement.flow_length,
+        refinement.flow_epochs,
+        refinement.flow_batch,
+        refinement.flow_draws,
+        refinement.flow_prior,
+    )
+    inner = tuned if refinement.after == "trained" else received
     sent = program.initial[group.part]
     shared = sent.layout is not None and set(group.layout.names) <= set(sent.layout.names)
-    scalars = {"flow_lr": asked.flow_lr, "prior_precision": asked.prior_precision, "walk_lr": asked.walk_lr}
+    scalars = {
+        "flow_lr": refinement.flow_lr,
+        "prior_precision": refinement.prior_precision,
+        "walk_lr": refinement.walk_lr,
+    }
     options = program.options
     refining = refine(
-        inner, inner.finish, laplace, target=y[:1], rows=most, flow=flow if asked.refine == "flow" else None
+        inner, inner.finish, laplace, target=y[:1], rows=most, flow=flow if refinement.refine == "flow" else None
     )
     program = program._replace(
         personal=Personal(refining, plain=plain, most=most),
         options=lambda number: {**options(number), **scalars},
     )
     pooled = isinstance(sent, Point) and shared
-    if asked.flow_prior == "own" and not isinstance(sent, Point):
+    if refinement.flow_prior == "own" and not isinstance(sent, Point):
         raise InputError('flow_prior: "own" is for a network of points; a normal over its weights is its own prior')
-    if asked.prior_of == "broadcast" and not (pooled and asked.laplace == "every"):
+    if refinement.prior_of == "broadcast" and not (pooled and refinement.laplace == "every"):
         raise InputError('prior_of: "broadcast" needs a posterior that is sent each round; set laplace = "every"')
     if not pooled:
-        if asked.posterior == "swag":
+        if refinement.posterior == "swag":
             raise InputError("posterior: swag is for a classifier of points that is shared; use laplace")
         return program
-    if asked.posterior == "swag":
-        return _pooled(program, laplace._replace(structure="diag"), asked.laplace, _swag(group, tuned, asked, y, most))
-    return _pooled(program, laplace, asked.laplace, lambda client: with_laplace(client, tuned.finish, laplace))
+    if refinement.posterior == "swag":
+        return _pooled(
+            program, laplace._replace(structure="diag"), refinement.laplace, _swag(group, tuned, refinement, y, most)
+        )
+    return _pooled(program, laplace, refinement.laplace, lambda client: with_laplace(client, tuned.finish, laplace))
 
 
-def _swag(group: Group, tuned: Client, asked: Refinement, y: Tensor, most: int) -> Callable[[Client], Client]:
+def _swag(group: Group, tuned: Client, refinement: Refinement, y: Tensor, most: int) -> Callable[[Client], Client]:
     return lambda client: with_swag(
-        client, tuned.finish, group, target=y[:1], rows=most, epochs=asked.walk_epochs, batch=asked.flow_batch
+        client, tuned.finish, group, target=y[:1], rows=most, epochs=refinement.walk_epochs, batch=refinement.flow_batch
     )
 
 

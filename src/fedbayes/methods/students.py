@@ -136,15 +136,15 @@ def student_of(setting: Setting, student: str | nn.Module | None) -> Model:
     network, frozen = setting.network, setting.frozen
     if student is not None:
         with torch.no_grad():
-            given = in_precision_of(network, setting.prepare(setting.x) if setting.prepare else setting.x)
-            outputs = copy.deepcopy(network).eval()(given).shape[-1]
+            inputs = in_precision_of(network, setting.prepare(setting.x) if setting.prepare else setting.x)
+            outputs = copy.deepcopy(network).eval()(inputs).shape[-1]
         shape = tuple(setting.x.shape[1:])
-        made = network_named(student, shape, outputs, seed=setting.seed) if isinstance(student, str) else student
-        network, frozen = copy.deepcopy(made).to(setting.x.device, next(setting.network.parameters()).dtype), ()
+        template = network_named(student, shape, outputs, seed=setting.seed) if isinstance(student, str) else student
+        network, frozen = copy.deepcopy(template).to(setting.x.device, next(setting.network.parameters()).dtype), ()
         with torch.no_grad():
-            said = copy.deepcopy(network).eval()(given).shape[-1]
-        if said != outputs:
-            raise InputError(f"student: it gives {said} outputs for each input, the teacher {outputs}")
+            own_outputs = copy.deepcopy(network).eval()(inputs).shape[-1]
+        if own_outputs != outputs:
+            raise InputError(f"student: it gives {own_outputs} outputs for each input, the teacher {outputs}")
     return model_of(replace(setting, network=network, frozen=frozen), None, STUDENT)
 
 
