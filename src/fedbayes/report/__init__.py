@@ -30,14 +30,14 @@ def write_figures(folders: Sequence[str | Path], into: str | Path) -> list[Path]
     material = gather([Path(folder) for folder in folders])
     into = Path(into)
     into.mkdir(parents=True, exist_ok=True)
-    made = []
+    paths = []
     for figure in [*figures_in(sections_of(material)), *gallery_figures(material)]:
         drawing = _titled(figure, material)
         stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", figure.name)
         for suffix, content in ((".svg", svg(drawing, paper_style()).encode()), (".png", png_of(drawing))):
             write_atomically(into / f"{stem}{suffix}", content)
-            made.append(into / f"{stem}{suffix}")
-    return made
+            paths.append(into / f"{stem}{suffix}")
+    return paths
 
 
 def _titled(figure: Figure, material: Material) -> Drawing:

@@ -10,13 +10,13 @@ from fedbayes.report.learning import key, table
 from fedbayes.report.material import Card, Figure, Material, Section, Shown
 from fedbayes.runs.numbers import (
     PARTS,
+    confidences,
     coverage,
     deviations,
     kind_of,
     reliability,
     retention,
     right,
-    said,
     total_scale,
     uncertainty,
 )
@@ -26,7 +26,7 @@ DOTS = 1500
 
 
 def calibration(m: Material) -> Section | None:
-    """Reliability diagrams of classifications, one a run."""
+    """Reliability diagrams of classifications, one per run."""
     runs = m.predicting("classes", "labels")[:PANELS]
     figures = [
         Figure(f"reliability-{run.number}-{run.name}", run.name, _reliability(run), run=run.number) for run in runs
@@ -40,13 +40,13 @@ def calibration(m: Material) -> Section | None:
 
 
 def _reliability(run: Shown) -> Drawing:
-    bins = reliability(*said(run.predictions))
+    bins = reliability(*confidences(run.predictions))
     axes = Axes(UNIT, UNIT, "confidence", "accuracy ↑", size=(360, 290))
     for lower, upper, rows, sure, hits in zip(*bins):
-        told = f"{run.name}: {rows} predictions of confidence {sure:.2f} on average, {hits:.1%} right"
-        axes.box((lower, upper), (0, hits), run.ink, opacity=0.3 + 0.5 * min(1.0, rows / 20), said=told)
+        hint = f"{run.name}: {rows} predictions of confidence {sure:.2f} on average, {hits:.1%} right"
+        axes.box((lower, upper), (0, hits), run.ink, opacity=0.3 + 0.5 * min(1.0, rows / 20), hint=hint)
         if sure > hits:
-            axes.box((lower, upper), (hits, sure), "wrong", opacity=0.25, said=told)
+            axes.box((lower, upper), (hits, sure), "wrong", opacity=0.25, hint=hint)
     axes.diagonal()
     share = bins.rows / bins.rows.sum()
     gap = float((share * np.abs(bins.confidence - bins.accuracy)).sum())
@@ -66,7 +66,7 @@ def _with_strip(drawing: Drawing, run: Shown, lower: np.ndarray, upper: np.ndarr
             tall * s,
             "soft",
             opacity=0.6,
-            said=f"{s:.1%} of all",
+            hint=f"{s:.1%} of all",
         )
         for a, b, s in zip(lower, upper, share)
     ]
@@ -93,8 +93,8 @@ def retained(m: Material) -> Section | None:
             if np.ptp(measure) > 0:  # a point has no epistemic part to sort by
                 areas[run.number, part] = float(value.mean())
             # The first few rows are noise: a curve starts where it is a mean of some.
-            kept = np.arange(len(share)) >= min(len(share) - 1, max(4, len(share) // 50))
-            lines.append(run.curve(share[kept], np.sqrt(value[kept]) if real else value[kept]))
+            steady = np.arange(len(share)) >= min(len(share) - 1, max(4, len(share) // 50))
+            lines.append(run.curve(share[steady], np.sqrt(value[steady]) if real else value[steady]))
         up = None
         if lines and not real:
             up = ticks(min(bounds(line.y for line in lines)[0], 0.95), 1.0)
@@ -183,13 +183,13 @@ def intervals(m: Material) -> Section | None:
         return None
     levels = np.linspace(0.05, 0.99, 48)
     lines = [run.curve(levels, coverage(run.predictions, levels)) for run in runs]
-    made = line_chart("Coverage", lines, "promised", "observed", across=UNIT, up=UNIT, diagonal=True)
+    chart = line_chart("Coverage", lines, "promised", "observed", across=UNIT, up=UNIT, diagonal=True)
     figures = [_predicted(run) for run in runs[:PANELS]]
-    if made:
+    if chart:
         caption = (
             "Share of targets inside central intervals. On the diagonal is right; below it intervals are too narrow."
         )
-        figures.append(Figure("coverage", "Calibration of intervals", made, caption))
+        figures.append(Figure("coverage", "Calibration of intervals", chart, caption))
     lead = (
         "Each line runs over the 90 % interval of one test row: dots on the dashed diagonal are exact, red intervals "
         "miss the truth. One in ten should."

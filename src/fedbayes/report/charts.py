@@ -69,20 +69,20 @@ class Axes:
 
     def curve(self, curve: Curve, *, targets: bool = True) -> None:
         """A line, with targets for a pointer; values that are not finite are left out."""
-        kept = np.isfinite(curve.x) & np.isfinite(curve.y)
-        x, y = np.asarray(curve.x, float)[kept], np.asarray(curve.y, float)[kept]
+        finite = np.isfinite(curve.x) & np.isfinite(curve.y)
+        x, y = np.asarray(curve.x, float)[finite], np.asarray(curve.y, float)[finite]
         some = thinned(len(x), MOST)
         self.marks.append(Line(*self.put(x[some], y[some]), curve.ink, curve.run, dash=curve.dash))
         if len(some) == 1:
             self.marks.append(Dots(*self.put(x, y), curve.ink, curve.run, 3))
         some = thinned(len(x), 60 if targets else 0)
-        said = [f"{curve.name}: {b:.4g} at {a:.4g}" for a, b in zip(x[some], y[some])]
-        self.marks.append(Dots(*self.put(x[some], y[some]), curve.ink, curve.run, 5, said=said))
+        hints = [f"{curve.name}: {b:.4g} at {a:.4g}" for a, b in zip(x[some], y[some])]
+        self.marks.append(Dots(*self.put(x[some], y[some]), curve.ink, curve.run, 5, hint=hints))
 
-    def box(self, x: tuple[float, float], y: tuple[float, float], ink: str, *, opacity: float, said: str = "") -> None:
+    def box(self, x: tuple[float, float], y: tuple[float, float], ink: str, *, opacity: float, hint: str = "") -> None:
         """A bar from one corner to the other."""
         (a, b), (c, d) = self.put(np.array(x), np.array(y))
-        self.marks.append(Box(a, min(c, d), max(b - a - 0.6, 0.5), abs(c - d), ink, opacity=opacity, said=said))
+        self.marks.append(Box(a, min(c, d), max(b - a - 0.6, 0.5), abs(c - d), ink, opacity=opacity, hint=hint))
 
     def drawing(self, label: str) -> Drawing:
         return Drawing(self.width, self.height, label, self.marks)

@@ -57,7 +57,7 @@ class Area(NamedTuple):
 
 
 class Dots(NamedTuple):
-    """Discs of one size; `said` makes them unseen targets that tell their number under a pointer."""
+    """Discs of one size; `hint` makes them invisible targets that show their number under a pointer."""
 
     x: np.ndarray
     y: np.ndarray
@@ -65,7 +65,7 @@ class Dots(NamedTuple):
     run: int = EVERYBODY
     radius: float = 2
     opacity: float = 1
-    said: Sequence[str] = ()
+    hint: Sequence[str] = ()
 
 
 class Box(NamedTuple):
@@ -78,7 +78,7 @@ class Box(NamedTuple):
     ink: str
     run: int = EVERYBODY
     opacity: float = 1
-    said: str = ""
+    hint: str = ""
 
 
 class Text(NamedTuple):
@@ -176,18 +176,18 @@ def _element(mark: Mark) -> str:
             return f'<polyline class="l s-{mark.ink}" stroke-width="{mark.width:g}"{dash} points="{_points(mark)}"/>'
         case Area():
             return f'<polygon class="f-{mark.ink}" opacity="{mark.opacity:g}" points="{_points(mark)}"/>'
-        case Dots() if mark.said:
+        case Dots() if mark.hint:
             return "".join(
                 f'<circle class="dot f-{mark.ink}" cx="{x:.1f}" cy="{y:.1f}" r="{mark.radius:g}">'
-                f"<title>{escape(said)}</title></circle>"
-                for x, y, said in zip(mark.x, mark.y, mark.said)
+                f"<title>{escape(hint)}</title></circle>"
+                for x, y, hint in zip(mark.x, mark.y, mark.hint)
             )
         case Dots():  # segments of no length with round ends: a tenth of the bytes of circles
             path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in zip(mark.x, mark.y))
             look = f'stroke-width="{2 * mark.radius:g}" stroke-linecap="round" opacity="{mark.opacity:g}"'
             return f'<path class="l s-{mark.ink}" {look} d="{path}"/>' if path else ""
         case Box():
-            title = f"<title>{escape(mark.said)}</title>" if mark.said else ""
+            title = f"<title>{escape(mark.hint)}</title>" if mark.hint else ""
             seen = f' opacity="{mark.opacity:.2g}"' if mark.opacity < 1 else ""
             place = f'x="{mark.x:.1f}" y="{mark.y:.1f}" width="{mark.width:.1f}" height="{mark.height:.1f}"'
             return f'<rect class="f-{mark.ink}" {place}{seen}>{title}</rect>'

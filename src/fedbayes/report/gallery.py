@@ -48,13 +48,13 @@ def gallery(m: Material) -> Section | None:
 
 
 def gallery_figures(m: Material) -> list[Figure]:
-    """The same as sheets for files: one a run and group."""
-    made = []
+    """The same as sheets for files: one per run and group."""
+    sheets = []
     for run in m.predicting("classes")[-SHOWN:]:
         for name, chosen in extremes(run.predictions, EACH, run.predictions.get("thumbnail_rows")).items():
             sheet = beside([card(run, row) for row in chosen.tolist()], GROUPS[name])
-            made.append(Figure(f"gallery-{name}-{run.number}-{run.name}", f"{run.name}. {GROUPS[name]}", sheet))
-    return made
+            sheets.append(Figure(f"gallery-{name}-{run.number}-{run.name}", f"{run.name}. {GROUPS[name]}", sheet))
+    return sheets
 
 
 def _group(run: Shown, name: str, rows: np.ndarray) -> str:
@@ -105,7 +105,7 @@ def _bars(probs: np.ndarray, label: int, names: list[str], ink: str) -> list[Mar
             frame = np.array([x0, x1, x1, x0, x0]), np.array([y0, y0, base, base, y0])
             marks.append(Line(*frame, "soft", width=1))
         colour = ink if c != guess or guess == label else "wrong"
-        marks.append(Box(x + 2, base - up, wide - 4, up, colour, said=f"{names[c]}: {probs[c]:.1%}"))
+        marks.append(Box(x + 2, base - up, wide - 4, up, colour, hint=f"{names[c]}: {probs[c]:.1%}"))
         text = names[c][: max(1, int(wide / 6))]
         marks.append(
             Text(x + wide / 2, base + 12, text, "middle", "ink" if c == label else "soft", 10, bold=c == label)
@@ -114,8 +114,8 @@ def _bars(probs: np.ndarray, label: int, names: list[str], ink: str) -> list[Mar
 
 
 def _names(arrays: Arrays) -> list[str]:
-    given = arrays["class_names"].tolist() if "class_names" in arrays else []
-    return given or [str(c) for c in range(arrays["probs"].shape[1])]
+    class_names = arrays["class_names"].tolist() if "class_names" in arrays else []
+    return class_names or [str(c) for c in range(arrays["probs"].shape[1])]
 
 
 def _short(name: str) -> str:
@@ -151,7 +151,7 @@ def _sample(arrays: Arrays, i: int, inks: dict[str, str]) -> str:
     truth = f"a {classes[label]}" if label >= 0 else "stripes, of no class"
     head = f"<h3>{escape(str(arrays['names'][i]))}: {escape(truth)}</h3>"
     picture = f'<img src="{data_address(arrays["images"][i])}" alt="{escape(truth)}" width="96" height="96">'
-    said = []
+    columns = []
     for method in arrays["methods"].tolist():
         probs = arrays[f"{method}/probs"][i]
         ink = inks.get(method, "soft")
@@ -159,8 +159,8 @@ def _sample(arrays: Arrays, i: int, inks: dict[str, str]) -> str:
         bars += [_bar(p, float(arrays[f"{method}/{p}"][i].sum()), p) for p in ("aleatoric", "epistemic")]
         if arrays[f"{method}/epistemic"][i].any() and f"{method}/rank" in arrays:
             bars.append(f"<small>epistemic {beyond(float(arrays[f'{method}/rank'][i]))}</small>")
-        said.append(f"<div><h4>{escape(method)}</h4>{''.join(bars)}</div>")
-    return f'<article>{head}<div class="sample">{picture}<div class="said">{"".join(said)}</div></div></article>'
+        columns.append(f"<div><h4>{escape(method)}</h4>{''.join(bars)}</div>")
+    return f'<article>{head}<div class="sample">{picture}<div class="said">{"".join(columns)}</div></div></article>'
 
 
 def _bar(name: str, value: float, ink: str) -> str:

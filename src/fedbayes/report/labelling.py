@@ -12,13 +12,13 @@ from fedbayes.report.wording import TITLES
 
 
 def labelling(m: Material) -> Section | None:
-    """One line a folder of active learning: each score after each of its stages."""
+    """One line per folder of active learning: each score after each of its stages."""
     figures = []
     for score, (title, caption) in CURVES.items():
         lines = []
         for number, (name, stages) in enumerate(m.active):
-            kept = [(s["labelled"], s["scores"][score]) for s in stages if score in s["scores"]]
-            x, y = (np.array(column, float) for column in zip(*kept)) if kept else (np.zeros(0), np.zeros(0))
+            measured = [(s["labelled"], s["scores"][score]) for s in stages if score in s["scores"]]
+            x, y = (np.array(column, float) for column in zip(*measured)) if measured else (np.zeros(0), np.zeros(0))
             lines.append(Curve(name, f"c{number % COLOURS}", "", EVERYBODY, x, y))
         chart = line_chart(title, lines, "labelled rows, all clients", TITLES[score])
         if chart:

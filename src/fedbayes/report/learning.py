@@ -1,4 +1,4 @@
-"""Sections on the way there: learning curves, and what it cost to send and to compute."""
+"""Sections on training: learning curves, and the cost of sending and computing."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ CURVES = {
 
 
 def curves(m: Material) -> Section | None:
-    """Test scores of all runs by round, one chart a score."""
-    made = []
+    """Test scores of all runs by round, one chart per score."""
+    figures = []
     for score, (title, caption) in CURVES.items():
         lines = [run.curve(*map(np.array, run.files.curve(score))) for run in m.runs]
         chart = line_chart(title, [line for line in lines if len(line.y)], "round", TITLES[score])
         if chart:
-            made.append(Figure(f"learning-{score}", title, chart, caption))
+            figures.append(Figure(f"learning-{score}", title, chart, caption))
     lead = "Scores on the whole test set after each evaluated round."
-    return Section("learning", "Learning curves", lead, made) if made else None
+    return Section("learning", "Learning curves", lead, figures) if figures else None
 
 
 def sent(run: Shown) -> np.ndarray:
@@ -67,7 +67,15 @@ def costs(m: Material) -> Section | None:
 
 
 def _table(runs: list[Shown]) -> str:
-    titles = ("rounds", "clients a round", "MB up", "MB down", "KB a client and round", "seconds", "seconds a round")
+    titles = (
+        "rounds",
+        "clients per round",
+        "MB up",
+        "MB down",
+        "KB per client and round",
+        "seconds",
+        "seconds per round",
+    )
     head = "".join(f"<th scope=col>{escape(title)}</th>" for title in titles)
     rows = []
     for run in runs:

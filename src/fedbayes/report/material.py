@@ -1,4 +1,4 @@
-"""What a report is made from: the runs of the folders, their looks, and what is missing, said in words."""
+"""What a report is made from: the runs of the folders, their looks, and what is missing, in words."""
 
 from __future__ import annotations
 
@@ -86,31 +86,31 @@ class Section(NamedTuple):
 def gather(folders: Sequence[Path]) -> Material:
     """Read the folders; names carry the folder where there are several."""
     missing: list[str] = []
-    found: list[tuple[str, RunFiles]] = []
+    named_runs: list[tuple[str, RunFiles]] = []
     samples, active = [], []
     for folder in folders:
         home = folder.resolve().name
         for files in _runs(folder, missing):
-            found.append((files.name if len(folders) == 1 else _join(home, folder, files), files))
+            named_runs.append((files.name if len(folders) == 1 else _join(home, folder, files), files))
         arrays = _arrays(folder / "samples.npz", missing)
         if arrays:
             samples.append((home, arrays))
         if stages := _stages(folder / "active.json", missing):
             active.append((home, stages))
-    if not found:
+    if not named_runs:
         raise InputError(f"{', '.join(map(str, folders))}: no method of the comparison has begun; train it first")
-    runs = _looks(found, missing)
+    runs = _looks(named_runs, missing)
     for run in runs:
         missing += _lacking(run)
     return Material(runs, samples, missing, active)
 
 
-def _looks(found: list[tuple[str, RunFiles]], missing: list[str]) -> list[Shown]:
-    """One colour a method; where all runs are of one method, one a run. Runs of one colour differ in their dashes."""
-    methods = {folder_name(files.experiment.method) for _, files in found}
+def _looks(named_runs: list[tuple[str, RunFiles]], missing: list[str]) -> list[Shown]:
+    """One colour per method, or per run where all are of one method. Runs of one colour differ in their dashes."""
+    methods = {folder_name(files.experiment.method) for _, files in named_runs}
     inks: dict[str, list[int]] = {}
     runs = []
-    for number, (name, files) in enumerate(found):
+    for number, (name, files) in enumerate(named_runs):
         key = folder_name(files.experiment.method) if len(methods) > 1 else str(number)
         inks.setdefault(key, []).append(number)
         colour, dash = list(inks).index(key), len(inks[key]) - 1
@@ -121,7 +121,7 @@ def _looks(found: list[tuple[str, RunFiles]], missing: list[str]) -> list[Shown]
 
 
 def _runs(folder: Path, missing: list[str]) -> list[RunFiles]:
-    """The runs of a folder, one a method of a comparison or a member of a sweep; what can't be read is named."""
+    """The runs of a folder, one per method of a comparison or member of a sweep; what can't be read is named."""
     if (folder / CONFIG).is_file():
         experiment = _experiment(folder / CONFIG, missing)
     elif (folder / journal.LINES).is_file() or (folder / "evaluation.npz").is_file():
@@ -169,14 +169,14 @@ def _experiment(path: Path, missing: list[str]) -> Experiment:
         table = table_in(bytes_of(path, TEXT).decode("utf-8", errors="replace"), str(path))
     except InputError:
         return replace(Experiment(), method=path.parent.name)
-    kept = {}
+    known = {}
     for key, value in table.items():
         try:
             experiment_of({key: value})
-            kept[key] = value
+            known[key] = value
         except InputError:
             pass
-    return experiment_of(kept)
+    return experiment_of(known)
 
 
 def _arrays(path: Path, missing: list[str]) -> Arrays:
@@ -207,8 +207,8 @@ def _errors(path: Path, missing: list[str]) -> dict[str, float]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(text_of(path, LONGEST))["scores"]
-        return {name: float(row["error"]) for name, row in found.items() if row.get("error")}
+        rows = json.loads(text_of(path, LONGEST))["scores"]
+        return {name: float(row["error"]) for name, row in rows.items() if row.get("error")}
     except FAULTS as error:
         missing.append(f"{path} can't be read ({one_line(error)}); `fedbayes evaluate` writes it anew.")
         return {}

@@ -50,8 +50,8 @@ def sets_of(run: Shown) -> list[str]:
 def scores_of(run: Shown, name: str) -> list[str]:
     """The scores that a run has of a set and of its own test rows."""
     start = f"outside/{name}/"
-    found = [k.removeprefix(start) for k in run.ood if k.startswith(start)]
-    return [s for s in found if len(run.ood.get(f"inside/{s}", ())) and len(run.ood[start + s])]
+    scores = [k.removeprefix(start) for k in run.ood if k.startswith(start)]
+    return [s for s in scores if len(run.ood.get(f"inside/{s}", ())) and len(run.ood[start + s])]
 
 
 def _pair(run: Shown, name: str, score: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -108,11 +108,11 @@ def _areas(runs: list[Shown], names: list[str], scores: list[str]) -> str:
 
 def _pictures(runs: list[Shown], name: str) -> str:
     """A few inputs of the set."""
-    found = next((run.ood[f"thumbs/{name}"] for run in runs if f"thumbs/{name}" in run.ood), None)
-    if found is None or found.ndim not in (3, 4):
+    pictures = next((run.ood[f"thumbs/{name}"] for run in runs if f"thumbs/{name}" in run.ood), None)
+    if pictures is None or pictures.ndim not in (3, 4):
         return ""
     images = "".join(
         f'<img src="{data_address(image)}" alt="one of {escape(name)}" width="48" height="48">'
-        for image in found[:THUMBS]
+        for image in pictures[:THUMBS]
     )
     return f'<p class="thumbs">{images}</p>'

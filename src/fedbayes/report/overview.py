@@ -50,7 +50,7 @@ def _code(text: str) -> str:
 
 
 def closing(m: Material) -> Section:
-    """The closing table: one row a run, the best of each column marked."""
+    """The closing table: one row per run, the best of each column marked."""
     names = [name for name in TITLES if any(name in run.files.scores for run in m.runs)]
     best = {n: best_of(n, [run.files.scores[n] for run in m.runs if n in run.files.scores]) for n in names}
     head = "".join(f"<th scope=col>{escape(TITLES[name])}</th>" for name in names) + "<th scope=col>rounds</th>"
@@ -76,8 +76,8 @@ def closing(m: Material) -> Section:
 
 def settings(m: Material) -> Section:
     """Every run's experiment in full."""
-    made = [
+    blocks = [
         f"<details><summary>{key(run)}</summary><pre tabindex=0>{escape(to_toml(run.files.experiment))}</pre></details>"
         for run in m.runs
     ]
-    return Section("settings", "Settings in full", "Each is a TOML file that `fedbayes run` takes.", made)
+    return Section("settings", "Settings in full", "Each is a TOML file that `fedbayes run` takes.", blocks)

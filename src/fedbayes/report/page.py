@@ -90,8 +90,8 @@ def _section(section: Section) -> str:
     """Figures that follow each other stand in one grid."""
     blocks = []
     for plain, pieces in groupby(section.body, lambda piece: isinstance(piece, str)):
-        made = "".join(map(_piece, pieces))
-        blocks.append(made if plain else f'<div class="charts">{made}</div>')
+        block = "".join(map(_piece, pieces))
+        blocks.append(block if plain else f'<div class="charts">{block}</div>')
     lead = (
         f"<p>{escape(section.lead).replace('`fedbayes run`', '<code>fedbayes run</code>')}</p>" if section.lead else ""
     )

@@ -97,7 +97,7 @@ def _home(runs: list[Shown], score: str | None, number: int) -> list[Figure | Ca
 
 
 def _columns(arrays: Arrays, known: list[tuple[Shown, np.ndarray]], order: np.ndarray, score: str | None) -> Drawing:
-    """Dots of each client's scores above a heat map of its labels, one column a client."""
+    """Dots of each client's scores above a heat map of its labels, one column per client."""
     shown = order[thinned(len(order), WIDEST)]
     counts = arrays["label_counts"][shown]
     names = arrays["class_names"].tolist() if "class_names" in arrays else []
@@ -109,12 +109,12 @@ def _columns(arrays: Arrays, known: list[tuple[Shown, np.ndarray]], order: np.nd
         low, high = bounds(v[shown] for _, v in known)
         axes = Axes((), ticks(low, high, 4), "", SCORES[score], size=(wide, tall + BOTTOM), span=(0, 1))
         for run, values in known:
-            there = np.flatnonzero(np.isfinite(values[shown]))
-            _, y = axes.put(0.0, values[shown][there])
-            x = LEFT + (there + 0.5) * column
+            measured = np.flatnonzero(np.isfinite(values[shown]))
+            _, y = axes.put(0.0, values[shown][measured])
+            x = LEFT + (measured + 0.5) * column
             axes.marks.append(Dots(x, y, run.ink, run.number, min(3.5, column / 2)))
-            said = [f"{run.name}, {_name(arrays, shown[i])}: {values[shown[i]]:.3f}" for i in there]
-            axes.marks.append(Dots(x, y, run.ink, run.number, 5, said=said))
+            hints = [f"{run.name}, {_name(arrays, shown[i])}: {values[shown[i]]:.3f}" for i in measured]
+            axes.marks.append(Dots(x, y, run.ink, run.number, 5, hint=hints))
         marks += axes.marks
     row = 14.0 if counts.shape[1] <= 20 else max(3.0, 280 / counts.shape[1])
     top, most = tall + 12, max(1, int(counts.max()))
@@ -123,9 +123,9 @@ def _columns(arrays: Arrays, known: list[tuple[Shown, np.ndarray]], order: np.nd
             marks.append(Text(LEFT - 6, top + c * row + row - 3, names[c][:7], "end"))
         for i in np.flatnonzero(counts[:, c]):
             n = int(counts[i, c])
-            told = f"{_name(arrays, shown[i])}: {n} rows of {names[c]}"
+            hint = f"{_name(arrays, shown[i])}: {n} rows of {names[c]}"
             place = (LEFT + i * column, top + c * row, max(column - 0.6, 0.4), row - 0.6)
-            marks.append(Box(*place, "c5", opacity=0.15 + 0.85 * n / most, said=told))
+            marks.append(Box(*place, "c5", opacity=0.15 + 0.85 * n / most, hint=hint))
     end = top + counts.shape[1] * row
     marks.append(Text(LEFT, end + 14, "worst served" if known else _name(arrays, 0)))
     marks.append(Text(wide - RIGHT, end + 14, "best served" if known else _name(arrays, len(order) - 1), "end"))

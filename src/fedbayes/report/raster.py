@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbayes.report.drawing import INKS, Area, Box, Dots, Drawing, Line, Mark, Picture, Text
 
-POINTS = 0.72  # of a pixel at 100 a inch
+POINTS = 0.72  # of a pixel at 100 per inch
 
 
 def png_of(drawing: Drawing, scale: float = 3) -> bytes:
@@ -42,7 +42,7 @@ def _draw(axes: Any, mark: Mark, order: int) -> None:
             axes.plot(mark.x, mark.y, color=ink, linewidth=mark.width * POINTS, zorder=order, **look)
         case Area():
             axes.fill(mark.x, mark.y, color=ink, alpha=mark.opacity, linewidth=0, zorder=order)
-        case Dots() if not mark.said:
+        case Dots() if not mark.hint:
             size = (2 * mark.radius * POINTS) ** 2
             axes.scatter(mark.x, mark.y, s=size, color=ink, alpha=mark.opacity, linewidths=0, zorder=order)
         case Box():

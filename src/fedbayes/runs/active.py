@@ -43,7 +43,7 @@ ACQUISITIONS: dict[str, Score] = {
 
 @dataclass(frozen=True)
 class Active:
-    """How labels are asked for: by which score, how many rows a client begins with, how many it asks for a stage."""
+    """How labels are asked for: by which score, how many rows a client begins with, how many it asks for per stage."""
 
     acquire: str = "entropy"
     labelled: int = 20
@@ -67,9 +67,9 @@ def run_active(
     *,
     clients: Clients | None = None,
 ) -> list[dict[str, Any]]:
-    """Train stage after stage, each on the rows labelled so far, and give the curve: one record a stage.
+    """Train stage after stage, each on the rows labelled so far, and give the curve: one record per stage.
 
-    A folder that holds this already is gone on with; what was acquired is read from it, never chosen anew.
+    A folder that holds this already is continued; acquired rows are read from it, never chosen again.
     """
     folder = Path(folder)
     active.check()
@@ -94,16 +94,16 @@ def _stages(
     records: list[dict[str, Any]] = []
     for stage in range(active.stages or 1 + max(-(-len(pool) // active.budget) for pool in pools)):
         some = replace(clients, train=Ragged.of_lists(known))
-        (made,) = train(experiment, folder / f"stage-{stage:02d}", watch, clients=some).values()
+        (run,) = train(experiment, folder / f"stage-{stage:02d}", watch, clients=some).values()
         if stage == len(acquired):
-            asked = [_choose(made, active, pools[k], (experiment.seed, stage, k)) for k in range(len(pools))]
-            entry = {"rows": [rows.tolist() for rows in asked], **_record(made, known, pools)}
+            acquired_rows = [_choose(run, active, pools[k], (experiment.seed, stage, k)) for k in range(len(pools))]
+            entry = {"rows": [rows.tolist() for rows in acquired_rows], **_record(run, known, pools)}
             acquired.append({**entry, "seal": _seal(entry, acquired, experiment, active)})
             write_atomically(folder / PROGRESS, (json.dumps(acquired) + "\n").encode())
         records.append({key: v for key, v in acquired[stage].items() if key not in ("rows", "seal")})
-        asked = [torch.tensor(rows, dtype=torch.int64) for rows in acquired[stage]["rows"]]
-        known = [torch.cat([old, new]) for old, new in zip(known, asked)]
-        pools = [_without(pool, new) for pool, new in zip(pools, asked)]
+        acquired_rows = [torch.tensor(rows, dtype=torch.int64) for rows in acquired[stage]["rows"]]
+        known = [torch.cat([old, new]) for old, new in zip(known, acquired_rows)]
+        pools = [_without(pool, new) for pool, new in zip(pools, acquired_rows)]
     return records
 
 
@@ -129,7 +129,7 @@ def area(records: Sequence[Mapping[str, Any]], score: str = "accuracy") -> float
 
 
 def _claim(folder: Path, experiment: Experiment, active: Active) -> None:
-    """Write down what the folder is for; refuse one that is for something else."""
+    """Record the settings in the folder; refuse one that holds something else."""
     text = _settings(experiment, active)
     path = folder / SETTINGS
     if path.is_file():
@@ -171,12 +171,12 @@ def _progress(folder: Path, experiment: Experiment, active: Active) -> list[dict
 
 def _begun(clients: Clients, active: Active, seed: int) -> list[Tensor]:
     """The rows that each client has labels of at first, chosen at random by its address."""
-    made = []
+    first_rows = []
     for k in range(len(clients)):
         rows = clients.train_rows(k)
         order = torch.randperm(len(rows), generator=generator(seed, k, "labelled"))
-        made.append(rows[order[: active.labelled]])
-    return made
+        first_rows.append(rows[order[: active.labelled]])
+    return first_rows
 
 
 def _without(rows: Tensor, taken: Tensor) -> Tensor:

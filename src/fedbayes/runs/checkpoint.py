@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one file a checkpointed round, the last two kept, each whole or refused."""
+"""Checkpoints of a run: one file per checkpointed round, the last two kept, each whole or refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROW = "run"
 FREE = ("device", "engine", "compile", "at_once", "rounds", "checkpoint_every", "flower")
 
 
-# With these as they were a run goes on with as many clients at once: its noise on a GPU depends on it.
+# Where these are unchanged, a run continues with as many clients at once: its noise on a GPU depends on it.
 AT_ONCE = ("device", "engine", "at_once")
 
 
@@ -47,7 +47,7 @@ def name_of(folder: Path, number: int) -> Path:
 
 
 def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, own: Mapping[str, Any]) -> None:
-    """Commit a round; after this call a crash costs nothing before it."""
+    """Commit a round; a crash after this call loses nothing up to this round."""
     best = progress.best
     sealed.write(
         name_of(folder, progress.state.round),
@@ -94,12 +94,12 @@ def read(path: Path, experiment: Experiment, task: Task, *, rows: str | None = N
     if rows is not None and row.get("rows", rows) != rows:
         raise InputError(f"checkpoint {path} was trained on other rows of the clients; put it back from a copy")
     best = None if row["best"] is None else _best(row["best"])
-    broadcast, kept = apart(row["broadcast"])
+    broadcast, beside = apart(row["broadcast"])
     for parts in (broadcast, *([] if best is None else [best.broadcast])):
         _check_layouts(path, parts, task.program.initial)
     stages = row["stages"] if "stages" in row else {SERVER_STEP: row["optimiser"]}  # a file of version 0.1 has one
     states = {s.name: stages[s.name] if s.name in stages else s.init(broadcast) for s in task.program.stages}
-    state = FederationState(row["round"], broadcast, states, kept, row.get("version", row["round"]))
+    state = FederationState(row["round"], broadcast, states, beside, row.get("version", row["round"]))
     same = all(getattr(then, name) == getattr(experiment, name) for name in AT_ONCE)
     return Checkpoint(Progress(state, best, row["stopped"]), Index(row["own"]), row.get("widths", {}) if same else {})
 

@@ -1,4 +1,4 @@
-"""What a finished run says of its test set, as plain arrays in one file, so that a report needs no torch."""
+"""A finished run's predictions of its test set, as plain arrays in one file, so that a report needs no torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(folder: Path, run: Run) -> None:
 
 
 def predictions(run: Run) -> tuple[Any, Tensor, list[Tensor]]:
-    """What a run says of test rows, which rows they are, and which of the answers are whose.
+    """A run's predictions of test rows, which rows they are, and which of them are whose.
 
     The whole test set; without a global model each client's own rows, as its personal model sees them.
     """
@@ -51,19 +51,19 @@ def predictions(run: Run) -> tuple[Any, Tensor, list[Tensor]]:
         p = predict_with(run.task, run.parts, clients.data.test_x) if len(at) else None
         return p, at, [clients.test_rows(k) for k in range(len(clients))]
     here = run.task.elsewhere is None  # else personal models stay with the clients
-    found = {k: (rows, p) for _, k, rows, p in personal_predictions([run.home])} if here else {}
-    if not found:
+    by_client = {k: (rows, p) for _, k, rows, p in personal_predictions([run.home])} if here else {}
+    if not by_client:
         return None, torch.zeros(0, dtype=torch.int64), []
-    pieces = [p for _, p in found.values()]
+    pieces = [p for _, p in by_client.values()]
     mean, aleatoric, epistemic, entropy = (
         torch.cat(column) for column in zip(*((p.mean, p.aleatoric, p.epistemic, p.expected_entropy) for p in pieces))
     )
-    starts = torch.tensor([0, *(len(rows) for rows, _ in found.values())]).cumsum(0).tolist()
-    places = {k: torch.arange(a, b) for k, a, b in zip(found, starts, starts[1:])}
+    starts = torch.tensor([0, *(len(rows) for rows, _ in by_client.values())]).cumsum(0).tolist()
+    places = {k: torch.arange(a, b) for k, a, b in zip(by_client, starts, starts[1:])}
     empty = torch.zeros(0, dtype=torch.int64)
     return (
         Predictive(mean, aleatoric, epistemic, entropy, pieces[0].kind),
-        torch.cat([rows for rows, _ in found.values()]),
+        torch.cat([rows for rows, _ in by_client.values()]),
         [places.get(k, empty) for k in range(len(clients))],
     )
 
@@ -106,8 +106,8 @@ def score_arrays(p: Predictive, y: Tensor, homes: list[Tensor]) -> dict[str, np.
     mean, total = p.mean.cpu(), p.total.cpu()
 
     def scores(at: Tensor | slice) -> dict[str, float]:
-        given = (mean[at], total[at], y[at]) if p.kind == "real" else (mean[at], y[at])
-        return scores_of(sums_of(*given))
+        arguments = (mean[at], total[at], y[at]) if p.kind == "real" else (mean[at], y[at])
+        return scores_of(sums_of(*arguments))
 
     whole = scores(slice(None))
     each = [list(scores(rows).values()) if len(rows) else [np.nan] * len(whole) for rows in homes]

@@ -38,7 +38,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Carrier:
-    """Another way to the clients than an engine in this process: it binds a task to itself, and makes its rounds."""
+    """Trains clients elsewhere than in this process: binds a task to itself, and runs its rounds."""
 
     bind: Callable[[Experiment, Task, Path], Task]
     rounds: Callable[..., Iterator[Step]]
@@ -53,7 +53,7 @@ def run(
     clients: Clients | None = None,
     carrier: Carrier | None = None,
 ) -> dict[str, Run]:
-    """Train into a folder, one run a method; where the folder holds this experiment already, go on with it.
+    """Train into a folder, one run per method; where the folder holds this experiment already, go on with it.
 
     `network` and `clients` stand in for what the experiment names, for code that can't be imported by name.
     """
@@ -72,20 +72,20 @@ def run(
             for method in experiment.all_methods
         }
         write_once(folder / CONFIG, to_toml(experiment))
-        made, failures = {}, []
+        runs, failures = {}, []
         for method, task in tasks.items():
             where = folder / folder_name(method) if experiment.methods else folder
             x = experiment.only(method)
             bound = task if carrier is None else carrier.bind(x, task, where)
             steps = rounds if carrier is None else carrier.rounds
             try:
-                made[method] = train(x, bound, where, watch or Watch(), rounds=steps)
+                runs[method] = train(x, bound, where, watch or Watch(), rounds=steps)
             except Diverged as error:  # the other methods of a comparison are trained all the same
                 failures.append(error)
         if failures:
             raise failures[0]
-        _compare(folder, made, experiment.method)
-    return made
+        _compare(folder, runs, experiment.method)
+    return runs
 
 
 def resume(
@@ -115,11 +115,11 @@ def load(
     if experiment.methods:
         folder, experiment = folder / folder_name(experiment.method), experiment.only(experiment.method)
     here = experiment if device is None else replace(experiment, device=device)
-    found = checkpoint.paths(folder)
-    if not found:
+    paths = checkpoint.paths(folder)
+    if not paths:
         raise InputError(f"{folder} has no checkpoint yet; run `fedbayes resume {folder}` to train it")
     task = build(here, network=network, clients=clients)
-    progress, index, widths = checkpoint.read(found[-1], here, task)
+    progress, index, widths = checkpoint.read(paths[-1], here, task)
     task.go_on_with(widths)
     if not task.done(progress):
         warnings.warn(
@@ -143,7 +143,7 @@ def experiment_in(folder: str | Path) -> Experiment:
 
 
 def _check_belongs(experiment: Experiment, folder: Path) -> None:
-    """Refuse a config that does not name the runs of its folder: going on would begin another beside them."""
+    """Refuse a config that does not name the runs of its folder: continuing would start another run beside them."""
     names = {folder_name(method) for method in experiment.methods}
     runs = {path.parent.name for path in folder.glob("*/checkpoints")}
     if strange := sorted(runs - names):
@@ -173,9 +173,9 @@ def train(
         watch.round(record)
     refuse_diverged(recording.records, f"; what {name} had learned before is kept in {folder}")
     with within_memory(name):
-        made, was_finished = recording.end()
+        result, was_finished = recording.end()
     watch.ended(name, was_finished)
-    return made
+    return result
 
 
 @contextmanager
@@ -208,10 +208,10 @@ def _named(method: str, steps: Iterator[Step]) -> Iterator[Step]:
         ) from error
 
 
-def _compare(folder: Path, made: dict[str, Run], main: str) -> None:
+def _compare(folder: Path, runs: dict[str, Run], main: str) -> None:
     """Let every method look at the same three inputs."""
     if not (folder / samples.FILE).is_file():
-        arrays = samples.three({folder_name(method): run for method, run in made.items()}, folder_name(main))
+        arrays = samples.three({folder_name(method): run for method, run in runs.items()}, folder_name(main))
         if arrays is not None:
             evaluation.save(folder / samples.FILE, arrays)
 
@@ -227,8 +227,8 @@ def refuse_another(experiment: Experiment, folder: Path) -> None:
         if any(not path.name.startswith(".") for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty and holds no run; give another --output")
         return
-    there, ours = table_of(experiment_in(folder).settled), table_of(experiment.settled)
-    changed = sorted(k for k in {*there, *ours} if there.get(k) != ours.get(k))
+    theirs, ours = table_of(experiment_in(folder).settled), table_of(experiment.settled)
+    changed = sorted(k for k in {*theirs, *ours} if theirs.get(k) != ours.get(k))
     if changed:
         raise InputError(
             f"{folder} holds another experiment ({', '.join(changed)} differ): go on with that one by "

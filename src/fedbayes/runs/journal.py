@@ -1,4 +1,4 @@
-"""The journal of a run: one JSON line a round, and the same numbers as a flat CSV table. Needs no torch."""
+"""The journal of a run: one JSON line per round, and the same numbers as a flat CSV table. Needs no torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def append(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def line_of(record: Mapping[str, Any]) -> str:
-    """A round as a line of JSON, which has no word for what is not finite: those numbers are written as text."""
+    """A round as a line of JSON, which cannot hold numbers that are not finite: they are written as text."""
     return json.dumps({key: v if key in WORDS else _words_of(v) for key, v in record.items()}, allow_nan=False) + "\n"
 
 
@@ -45,7 +45,7 @@ def _words_of(value: Any) -> Any:
 
 
 def _numbers(record: Any) -> Any:
-    """The inverse of `line_of`; what was said in words stays as it is."""
+    """The inverse of `line_of`; text stays as it is."""
     if not isinstance(record, dict):
         return record
     return {key: v if key in WORDS else _numbers_of(v, DEPTH) for key, v in record.items()}
@@ -98,7 +98,7 @@ def _is_json(line: str) -> bool:
 
 
 def _fault(record: Any, number: int) -> str:
-    """What is wrong with a round's record for those who count on the kinds of its values; nothing: it is fine."""
+    """What is wrong with the kinds of values in a round's record; empty where it is fine."""
     if not isinstance(record, dict):
         return "it is no table"
     if record.get("round") != number:
@@ -154,12 +154,12 @@ def upto(folder: Path, rounds: int) -> list[Record]:
 
 def cut(folder: Path, rounds: int) -> list[Record]:
     """Drop the rounds after a checkpoint's, and give those that stay."""
-    kept = upto(folder, rounds)
-    lines = "".join(map(line_of, kept))
+    records = upto(folder, rounds)
+    lines = "".join(map(line_of, records))
     path = folder / LINES
     if not path.is_file() or path.read_bytes() != lines.encode():
         write_atomically(path, lines)
-    return kept
+    return records
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, Any]:

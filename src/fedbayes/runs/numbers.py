@@ -50,12 +50,12 @@ def right(arrays: Arrays) -> np.ndarray:
 
 
 def uncertainty(arrays: Arrays) -> Arrays:
-    """The measures of uncertainty that there are, one number a row: the parts are traces."""
-    found = {part: arrays[part].astype(float) for part in PARTS if part in arrays}
-    return {part: v.sum(-1) if v.ndim > 1 else v for part, v in found.items()}
+    """The measures of uncertainty that there are, one number per row: the parts are traces."""
+    measures = {part: arrays[part].astype(float) for part in PARTS if part in arrays}
+    return {part: v.sum(-1) if v.ndim > 1 else v for part, v in measures.items()}
 
 
-def said(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
+def confidences(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
     """Confidence and correctness: of the likeliest class, or of every label."""
     if kind_of(arrays) == "labels":
         return arrays["probs"].ravel(), arrays["labels"].ravel() > 0.5
@@ -66,18 +66,18 @@ def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -
     """Accuracy against confidence by bins of equal width (b / B, (b + 1) / B], which end 1e-6 higher as all bins do."""
     index = np.clip(np.ceil((confidence.astype(float) - SLACK) * bins).astype(int) - 1, 0, bins - 1)
     rows = np.bincount(index, minlength=bins)
-    kept = rows > 0
-    sure, hits = (np.bincount(index, v.astype(float), bins)[kept] / rows[kept] for v in (confidence, correct))
+    filled = rows > 0
+    sure, hits = (np.bincount(index, v.astype(float), bins)[filled] / rows[filled] for v in (confidence, correct))
     edges = np.arange(bins + 1) / bins
-    return Bins(edges[:-1][kept], edges[1:][kept], rows[kept], sure, hits)
+    return Bins(edges[:-1][filled], edges[1:][filled], rows[filled], sure, hits)
 
 
 def retention(measure: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Share retained k / N, and the mean of `value` over the k most certain rows; ties count as their mean."""
     _, group = np.unique(measure, return_inverse=True)
     mean = np.bincount(group, value.astype(float)) / np.bincount(group)
-    kept = np.arange(1, len(measure) + 1)
-    return kept / len(measure), np.cumsum(mean[np.sort(group)]) / kept
+    count = np.arange(1, len(measure) + 1)
+    return count / len(measure), np.cumsum(mean[np.sort(group)]) / count
 
 
 def roc(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:

@@ -24,7 +24,7 @@ NONE = -1
 
 
 class Index:
-    """File and row of each client, eight bytes a client; and of each file how many rows it has, and how many live."""
+    """File and row of each client, eight bytes per client; and of each file how many rows it has, and how many live."""
 
     def __init__(self, columns: Mapping[str, Any] | None = None) -> None:
         self.file = np.full(0, NONE, np.int32)
@@ -47,8 +47,8 @@ class Index:
     @property
     def clients(self) -> list[int]:
         """Who has a row."""
-        there: list[int] = np.flatnonzero(self.file != NONE).tolist()
-        return there
+        owners: list[int] = np.flatnonzero(self.file != NONE).tolist()
+        return owners
 
     @property
     def files(self) -> frozenset[int]:
@@ -73,8 +73,8 @@ class Index:
 
     def holders(self, files: Collection[int]) -> list[int]:
         """The clients whose rows lie in files, in the order of files and rows."""
-        found = np.flatnonzero(np.isin(self.file, list(files)))
-        order: list[int] = found[np.lexsort((self.row[found], self.file[found]))].tolist()
+        owners = np.flatnonzero(np.isin(self.file, list(files)))
+        order: list[int] = owners[np.lexsort((self.row[owners], self.file[owners]))].tolist()
         return order
 
     def worn(self, most: int) -> list[int]:
@@ -137,7 +137,7 @@ class Move:
 
 
 class OwnFiles:
-    """Own state in `own/rows-000012.safetensors`: eight bytes a client in memory, and the rows of one cohort."""
+    """Own state in `own/rows-000012.safetensors`: eight bytes per client in memory, and the rows of one cohort."""
 
     def __init__(self, folder: Path, device: torch.device, index: Index | None = None) -> None:
         self.folder, self.device = folder, device
@@ -163,7 +163,7 @@ class OwnFiles:
         return own
 
     def expect(self, clients: Iterable[int]) -> None:
-        """Have the rows of clients loaded, who will be asked for in the next round."""
+        """Start to load the rows of clients that the next round needs."""
         files: dict[int, list[int]] = {}
         for file, row in filter(None, map(self.index.place, clients)):
             files.setdefault(file, []).append(row)
@@ -179,9 +179,9 @@ class OwnFiles:
                 row = rows.Row.of(own)
                 kinds.setdefault(row.kind, {})[client] = row
         self._most = max(self._most, sum(map(len, kinds.values())))
-        for made, (file, path) in zip(kinds.values(), self._targets()):
-            rows.write(path, list(made.values()))
-            self.index.point(made, file)
+        for kind_rows, (file, path) in zip(kinds.values(), self._targets()):
+            rows.write(path, list(kind_rows.values()))
+            self.index.point(kind_rows, file)
 
     def compact(self) -> None:
         """Begin to write the live rows of worn files anew, beside what follows; at most two rounds' rows at a time.
@@ -230,11 +230,11 @@ class OwnFiles:
 
     def _places(self, files: Collection[int]) -> dict[Path, list[tuple[int, int]]]:
         """Row and client of the live rows of files."""
-        found: dict[Path, list[tuple[int, int]]] = {}
+        places: dict[Path, list[tuple[int, int]]] = {}
         for client in self.index.holders(files):
             file, row = int(self.index.file[client]), int(self.index.row[client])
-            found.setdefault(self.path(file), []).append((row, client))
-        return found
+            places.setdefault(self.path(file), []).append((row, client))
+        return places
 
     def _on_disk(self) -> list[int]:
         return [int(path.stem.removeprefix("rows-")) for path in self.folder.glob("rows-*.safetensors")]
@@ -245,7 +245,7 @@ def rows_on_disk(cohorts: Iterable[Sequence[int]]) -> Iterator[int]:
 
     Cohorts are known before a run (`federation.cohort_of`); times the size of a row this is its use of the disk.
     """
-    index, kept, most, file = Index(), [frozenset[int]()], 0, 0
+    index, needed, most, file = Index(), [frozenset[int]()], 0, 0
     for cohort in cohorts:
         most = max(most, len(cohort))
         moved = index.holders(index.worn(MOST * most)) if file else []
@@ -253,6 +253,6 @@ def rows_on_disk(cohorts: Iterable[Sequence[int]]) -> Iterator[int]:
             if len(clients):
                 file += 1
                 index.point(clients, file)
-        kept = [kept[-1], index.files]
-        index.forget([f for f in index.rows if f not in kept[0] | kept[1]])
+        needed = [needed[-1], index.files]
+        index.forget([f for f in index.rows if f not in needed[0] | needed[1]])
         yield sum(index.rows.values())

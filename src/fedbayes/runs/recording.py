@@ -58,12 +58,12 @@ class Recording:
 
     def end(self) -> tuple[Run, bool]:
         """The run, with its table and evaluation on disk; and whether they had been there before."""
-        made = Run(self.task, self.progress, self.records, self.own)
+        run = Run(self.task, self.progress, self.records, self.own)
         was_finished = (self.folder / evaluation.FILE).is_file()
         if not was_finished:
             journal.write_table(self.folder, self.records)
-            evaluation.write(self.folder, made)
-        return made, was_finished
+            evaluation.write(self.folder, run)
+        return run, was_finished
 
     def _due(self) -> bool:
         if self.task.done(self.progress):
@@ -78,18 +78,18 @@ class Recording:
         folder, task = self.folder, self.task
         for stray in [*folder.glob(".*.????????"), *folder.glob("checkpoints/.*")]:
             stray.unlink()  # half-written neighbours of a killed process
-        found = checkpoint.paths(folder)
-        if not found:
+        paths = checkpoint.paths(folder)
+        if not paths:
             progress = task.begin()
             own = OwnFiles(folder / "own", task.device)
             if task.rounds == 0:
                 checkpoint.write(folder, self.experiment, task, progress, own.index.as_tensors())
         else:
-            last = checkpoint.read(found[-1], self.experiment, task, rows=task.clients.train.digest)
+            last = checkpoint.read(paths[-1], self.experiment, task, rows=task.clients.train.digest)
             progress = last.progress
             task.go_on_with(last.widths)
             own = OwnFiles(folder / "own", task.device, last.own)
-        own.sweep_strays([checkpoint.own_index(path).files for path in found[:-1]])
+        own.sweep_strays([checkpoint.own_index(path).files for path in paths[:-1]])
         return progress, own
 
 

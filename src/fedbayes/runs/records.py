@@ -46,7 +46,7 @@ class RunFiles:
 
 
 def runs_in(folder: str | Path) -> list[RunFiles]:
-    """The runs of a folder: one, one a method, a member of a sweep or a stage; those begun so far."""
+    """The runs of a folder: one, or one per method, member of a sweep or stage; those begun so far."""
     folder = Path(folder)
     path = folder / "config.toml"
     if (folder / "sweep.toml").is_file() or (folder / "active.toml").is_file():

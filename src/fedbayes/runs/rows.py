@@ -113,7 +113,7 @@ def read(path: Path, numbers: Sequence[int]) -> list[Row]:
 
 
 def expect(path: Path, numbers: Sequence[int]) -> None:
-    """Have the system load some rows of a file, which will be read soon; no more than a wish."""
+    """Advise the system to load some rows of a file, which will be read soon; it may not."""
     if not hasattr(os, "posix_fadvise"):
         return
     with suppress(*BROKEN):

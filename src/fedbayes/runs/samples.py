@@ -46,10 +46,10 @@ def three(runs: Mapping[str, Run], main: str) -> dict[str, Any] | None:
         "methods": np.array(list(runs), dtype=str),
     }
     for method, run in runs.items():
-        made = prediction_arrays(run.predict(x))
+        predicted = prediction_arrays(run.predict(x))
         usual = run.predict(data.test_x).epistemic.sum(-1).cpu().numpy()
-        made["rank"] = (usual < made["epistemic"].sum(-1)[:, None]).mean(-1)
-        arrays |= {f"{method}/{name}": a for name, a in made.items()}
+        predicted["rank"] = (usual < predicted["epistemic"].sum(-1)[:, None]).mean(-1)
+        arrays |= {f"{method}/{name}": a for name, a in predicted.items()}
     return arrays
 
 

@@ -53,13 +53,13 @@ def check_evaluation(arrays: Arrays) -> None:
             raise ValueError(f"{a} and {b} go together")
     if "labels" not in arrays:
         return
-    labels, said = arrays["labels"], arrays.get("mean" if kind == "real" else "probs")
-    if said is None:
+    labels, predicted = arrays["labels"], arrays.get("mean" if kind == "real" else "probs")
+    if predicted is None:
         return
     if kind == "classes":
         _check_within("labels", labels, 0, axes["c"])
-    if labels.size != (len(said) if kind == "classes" else said.size):
-        raise ValueError(f"labels are {list(labels.shape)} for predictions {list(said.shape)}")
+    if labels.size != (len(predicted) if kind == "classes" else predicted.size):
+        raise ValueError(f"labels are {list(labels.shape)} for predictions {list(predicted.shape)}")
     _check_within("thumbnail_rows", arrays.get("thumbnail_rows"), 0, axes["n"])
 
 

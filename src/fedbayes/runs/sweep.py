@@ -102,20 +102,20 @@ def sweep(
 
 def _train(members: Mapping[str, Experiment], tasks: Mapping[str, Task], folder: Path, watch: Watch) -> dict[str, Run]:
     """Every member by its group; a member that diverges does not stop the others."""
-    made: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     failures: list[Diverged] = []
     for names in _groups(members, tasks):
         if len(names) > 1:
-            made |= _together({n: members[n] for n in names}, {n: tasks[n] for n in names}, folder, watch)
+            runs |= _together({n: members[n] for n in names}, {n: tasks[n] for n in names}, folder, watch)
         else:
             try:
-                made[names[0]] = train(members[names[0]], tasks[names[0]], folder / names[0], watch, called=names[0])
-            except Diverged as error:  # said by its journal and in the terminal; the others go on
+                runs[names[0]] = train(members[names[0]], tasks[names[0]], folder / names[0], watch, called=names[0])
+            except Diverged as error:  # its journal and the terminal say so; the others go on
                 failures.append(error)
-    failed = [run.journal for run in made.values() if run.journal and "diverged" in run.journal[-1]]
+    failed = [run.journal for run in runs.values() if run.journal and "diverged" in run.journal[-1]]
     if len(failed) + len(failures) == len(members):
         raise Diverged(f"all {len(members)} members diverged: {failures[0] if failures else failed[0][-1]['diverged']}")
-    return {name: made[name] for name in members if name in made}
+    return {name: runs[name] for name in members if name in runs}
 
 
 def build_members(members: Mapping[str, Experiment]) -> dict[str, Task]:
@@ -123,7 +123,7 @@ def build_members(members: Mapping[str, Experiment]) -> dict[str, Task]:
     loaded: dict[str, Any] = {}
     tasks = {}
     for name, member in members.items():
-        # A data function that is asked for one client at a time gives other data where there are more clients.
+        # A data function that gives one client at a time gives other data where there are more clients.
         key = repr((member.data, member.data_options, member.clients if keeps_apart(member) else None))
         if key not in loaded:
             data = data_of(member)

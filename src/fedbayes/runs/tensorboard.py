@@ -33,7 +33,7 @@ def _writer() -> Callable[..., Any]:
 
 def with_events(watch: Watch, folder: Path) -> Watch:
     """The watch, with each round's numbers also written to `folder/tensorboard/<method>`."""
-    _writer()  # a missing package is said before the first round
+    _writer()  # a missing package fails before the first round
     open_now: list[Any] = []
 
     def begun(method: str, task: Task, records: list[journal.Record]) -> None:
