@@ -1,4 +1,4 @@
-"""Scores of evaluated runs as tables for a terminal: one column a method."""
+"""Scores of evaluated runs as tables for a terminal: one column per method."""
 
 from __future__ import annotations
 

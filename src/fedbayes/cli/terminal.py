@@ -97,7 +97,7 @@ def live(scores: Mapping[str, float]) -> str:
 
 
 def closing_table(runs: Iterable[RunFiles]) -> Table:
-    """One row a run with all its scores; the best of each column is bold."""
+    """One row per run with all its scores; the best of each column is bold."""
     runs = list(runs)
     names = [name for name in TITLES if any(name in run.scores for run in runs)]
     table = Table(box=box.SIMPLE_HEAD)
@@ -159,7 +159,7 @@ def _bar(value: float, width: int = 20) -> str:
 
 
 def _picture(image: np.ndarray, largest: int = 16) -> list[str]:
-    """A grey image as lines of characters, two a pixel so that pixels look square."""
+    """A grey image as lines of characters, two per pixel so that pixels look square."""
     grey = image.astype(float)
     grey = grey.mean(-1) if grey.ndim == 3 else grey
     step = -(-max(grey.shape) // largest)

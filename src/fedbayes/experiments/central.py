@@ -33,7 +33,7 @@ def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
 
 
 def at_server(x: Experiment, method: Method) -> Experiment:
-    """The experiment's method trained on the server's rows alone, an epoch a round, stopped early.
+    """The experiment's method trained on the server's rows alone, one epoch per round, stopped early.
 
     A prior that would be replaced each round is fixed: there is no posterior yet that could be one.
     """

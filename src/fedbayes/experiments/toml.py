@@ -11,7 +11,7 @@ BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def dumps(table: Mapping[str, Any]) -> str:
-    """A nested mapping as TOML text: plain values first, then one section a table."""
+    """A nested mapping as TOML text: plain values first, then one section per table."""
     return "\n".join(_section(table, ())).strip() + "\n"
 
 

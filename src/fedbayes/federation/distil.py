@@ -14,7 +14,7 @@ Place = tuple[int | str, ...]
 
 
 def gaussian_draws(mean: Tensor, members: Tensor, draws: int, spread: float, place: Place) -> Tensor:
-    """Draws [M, P] of N(mean, spread^2 * mean_k (theta_k - mean)^2), one variance a weight."""
+    """Draws [M, P] of N(mean, spread^2 * mean_k (theta_k - mean)^2), one variance per weight."""
     scale = (members - mean).square().mean(0).sqrt()
     return Gaussian(mean, spread * scale).at(torch.randn(draws, len(mean), generator=generator(*place)).to(mean))
 

@@ -259,7 +259,7 @@ def cohort_size(cohort: int | float | None, clients: int) -> int:
             raise InputError(f"cohort: a fraction lies in (0, 1], not {cohort}; give a whole number for a count")
         return max(1, round(cohort * clients))
     if cohort > clients:
-        raise InputError(f"cohort: {cohort} clients a round were asked for, but there are only {clients}")
+        raise InputError(f"cohort: {cohort} clients per round were asked for, but there are only {clients}")
     return cohort
 
 

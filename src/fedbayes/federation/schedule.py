@@ -24,7 +24,7 @@ class Scheduler(NamedTuple):
 
 
 def synchronous(*, clients: int, cohort: int, seed: int, dropout: float = 0.0) -> Scheduler:
-    """One order a round, of the newest version, to a cohort that is waited for."""
+    """One order per round, of the newest version, to a cohort that is waited for."""
 
     def orders(program: Program, state: FederationState) -> tuple[Order, ...]:
         return (open_round(program, state, clients=clients, cohort=cohort, seed=seed, dropout=dropout),)
