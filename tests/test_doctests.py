@@ -21,7 +21,7 @@ WITH_FLOWER = [f"fedbayes.flower.{name}" for name in ("apps", "grid", "masks", "
 
 
 def test_the_walk_finds_the_core():
-    assert {"fedbayes.posterior.layout", "fedbayes.federation.rules", "fedbayes.training.rounds"} <= set(CORE)
+    assert {"fedbayes.posterior.layout", "fedbayes.federation.pool", "fedbayes.training.rounds"} <= set(CORE)
 
 
 @pytest.mark.parametrize("name", CORE)
@@ -32,6 +32,6 @@ def test_docstring_examples_hold(name):
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("name", ["fedbayes.posterior.layout", "fedbayes.federation.rules", "fedbayes.training.rounds"])
+@pytest.mark.parametrize("name", ["fedbayes.posterior.layout", "fedbayes.federation.pool", "fedbayes.training.rounds"])
 def test_the_entry_points_have_examples(name):
     assert doctest.testmod(importlib.import_module(name)).attempted > 0
