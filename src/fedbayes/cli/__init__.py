@@ -44,8 +44,8 @@ def main() -> None:
         sys.exit(1)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(shown: bool) -> None:
+    if shown:
         print(__version__)
         raise typer.Exit
 

@@ -19,7 +19,7 @@ def _list(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def _docs(table: Mapping[str, Any]) -> None:
-    _list((name, (made.__doc__ or "").strip().splitlines()[0]) for name, made in table.items())
+    _list((name, (entry.__doc__ or "").strip().splitlines()[0]) for name, entry in table.items())
 
 
 @app.command()

@@ -69,14 +69,14 @@ def _ranked(row: Mapping[str, Mapping[str, float]] | None) -> list[str]:
 
 
 def _rows(scores: Scores) -> Iterator[tuple[str, str]]:
-    found = scores["scores"]
+    figures = scores["scores"]
     for name, title in MORE.items():
-        if name in found:
-            yield title, _cell(found[name])
+        if name in figures:
+            yield title, _cell(figures[name])
     for start, title in (("misclassification", "AUROC of errors ↑"), ("retention", "retention area ↑")):
         for part, word in PARTS.items():
-            if f"{start}_{part}" in found:
-                yield f"{title}, {word}", _cell(found[f"{start}_{part}"])
+            if f"{start}_{part}" in figures:
+                yield f"{title}, {word}", _cell(figures[f"{start}_{part}"])
     if "temperature" in scores:
         tempered = scores["temperature"]
         yield "temperature", f"{tempered['temperature']:.3f}"

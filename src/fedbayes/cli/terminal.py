@@ -144,8 +144,8 @@ def _bars(method: str, arrays: Arrays, i: int, classes: list[str]) -> list[str]:
     probs = arrays[f"{method}/probs"][i]
     top = [int(c) for c in np.argsort(-probs)[:3]]
     parts = {part: float(arrays[f"{method}/{part}"][i].sum()) for part in ("aleatoric", "epistemic")}
-    said = "   ".join(f"{classes[c]} {probs[c]:6.1%}" for c in top)
-    shown = [f"{method:<9} {said}"]
+    likeliest = "   ".join(f"{classes[c]} {probs[c]:6.1%}" for c in top)
+    shown = [f"{method:<9} {likeliest}"]
     shown += [f"{'':<9} {part} {_bar(value)} {value:.3f}" for part, value in parts.items()]
     if parts["epistemic"]:
         shown.append(f"{'':<9} {'':<9} {beyond(float(arrays[f'{method}/rank'][i]))}")

@@ -34,14 +34,14 @@ def run(
     from fedbayes.experiments.included import find
 
     experiment = find(name)
-    given = [*(settings or [])]
-    given += [
+    overrides = [*(settings or [])]
+    overrides += [
         f'{key}="{value}"' for key, value in (("device", device), ("engine", engine), ("compile", compile)) if value
     ]
-    if given:
+    if overrides:
         from fedbayes.experiments.build import options_of_method
 
-        experiment = with_settings(experiment, given, options_of_method)
+        experiment = with_settings(experiment, overrides, options_of_method)
     if central:
         from fedbayes.experiments.build import without_federation
 
@@ -71,8 +71,8 @@ def sweep(
     from fedbayes.experiments.included import find
     from fedbayes.runs.sweep import sweep as train
 
-    given = [*(settings or []), *([f'device="{device}"'] if device else [])]
-    experiment = with_settings(find(name), given, options_of_method)
+    overrides = [*(settings or []), *([f'device="{device}"'] if device else [])]
+    experiment = with_settings(find(name), overrides, options_of_method)
     folder = output or Path("runs") / f"{Path(name).stem}-sweep"
     _train(lambda watch: train(experiment, over, folder, watch), folder)
 

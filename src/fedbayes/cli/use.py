@@ -24,8 +24,8 @@ def report(
     page = write(runs, output or runs[0] / "report.html")
     print(page)
     if figures:
-        made = write_figures(runs, page.parent / "figures")
-        print(f"{page.parent / 'figures'}: {len(made)} files")
+        paths = write_figures(runs, page.parent / "figures")
+        print(f"{page.parent / 'figures'}: {len(paths)} files")
     if open:
         typer.launch(page.resolve().as_uri())
 
@@ -33,7 +33,9 @@ def report(
 @app.command()
 def predict(
     folder: Folder,
-    input: Annotated[Path, typer.Option(help="Inputs [N, ...] as .npy or .npz, or one a line as .csv, in own units.")],
+    input: Annotated[
+        Path, typer.Option(help="Inputs [N, ...] as .npy or .npz, or one per line as .csv, in own units.")
+    ],
     output: Annotated[Path | None, typer.Option(help="Write all as .npz or .csv.")] = None,
     draws: Annotated[int | None, typer.Option(help="Draws of the weights; the method's own number by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
@@ -91,7 +93,7 @@ def evaluate(
     from fedbayes.cli.score_tables import ood_table, score_table
     from fedbayes.evaluate.scoring import evaluate as score
 
-    names = [name for given in ood or () for name in given.split(",") if name]
+    names = [name for argument in ood or () for name in argument.split(",") if name]
     runs = score(folder, ood=names, draws=draws, repeats=repeats, device=device)
     out.print(score_table(runs))
     for name in names:

@@ -98,13 +98,13 @@ def method_of(x: Experiment) -> Method:
     options = with_own_objects(x)
     if ":" not in x.method:
         return method_named(x.method, options)
-    made = imported(x.method, "method")
-    if isinstance(made, Method):
+    source = imported(x.method, "method")
+    if isinstance(source, Method):
         if options:
             raise InputError(f"options: {x.method} is a finished method and takes none; name a function that makes it")
-        return made
+        return source
     with users_code("method", x.method):
-        method = made(**options)
+        method = source(**options)
     if not isinstance(method, Method):
         raise InputError(f"method {x.method} gave a {type(method).__name__}; it must give a fedbayes.methods.Method")
     return method
@@ -112,8 +112,8 @@ def method_of(x: Experiment) -> Method:
 
 def records_of(method: str) -> dict[str, Field[Any]]:
     """The records of a method's options, the library's or the user's own; none for an unknown method."""
-    made = imported(method, "method") if ":" in method else METHODS.get(method)
-    return options_of(made) if inspect.isclass(made) and issubclass(made, Method) else {}
+    source = imported(method, "method") if ":" in method else METHODS.get(method)
+    return options_of(source) if inspect.isclass(source) and issubclass(source, Method) else {}
 
 
 def with_own_objects(x: Experiment) -> dict[str, Any]:
@@ -129,8 +129,8 @@ def with_own_objects(x: Experiment) -> dict[str, Any]:
 
 def options_of_method(method: str) -> list[str]:
     """The names of the options that a method takes; none for an unknown method."""
-    made = imported(method, "method") if ":" in method else METHODS.get(method)
-    return [] if made is None or isinstance(made, Method) else list(inspect.signature(made).parameters)
+    source = imported(method, "method") if ":" in method else METHODS.get(method)
+    return [] if source is None or isinstance(source, Method) else list(inspect.signature(source).parameters)
 
 
 def data_of(x: Experiment) -> Any:
@@ -144,7 +144,7 @@ def data_of(x: Experiment) -> Any:
 
 
 def keeps_apart(x: Experiment) -> bool:
-    """Whether each machine has its own rows alone: so with a data function that is asked for one client at a time."""
+    """Whether each machine has its own rows alone: so with a data function that gives one client at a time."""
     return ":" in x.data and asks_for_client(imported(x.data, "data"))
 
 
@@ -167,8 +167,8 @@ def clients_of(x: Experiment, data: Any = None) -> Clients:
         raise InputError(f"data {x.data} gave a {type(data).__name__}; it must give a Dataset or Clients")
     with naming("partition"):
         partition = partition_of(x, data)
-        made = data.split(partition, clients=x.clients, seed=x.seed, test_per_client=x.test_per_client)
-        return made.pooled() if x.central else made
+        clients = data.split(partition, clients=x.clients, seed=x.seed, test_per_client=x.test_per_client)
+        return clients.pooled() if x.central else clients
 
 
 def partition_of(x: Experiment, data: Dataset) -> Dealer:
@@ -187,24 +187,24 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
     nothing where it takes no such arguments. Option `dropout` is a rate of dropout after every linear map and
     convolution, save the layers that match `undropped`.
     """
-    given = {k: v for k, v in x.network_options.items() if k in ("dropout", "undropped")}
-    if given and not _takes_dropout(x.network):
-        if "dropout" not in given:
+    dropout_options = {k: v for k, v in x.network_options.items() if k in ("dropout", "undropped")}
+    if dropout_options and not _takes_dropout(x.network):
+        if "dropout" not in dropout_options:
             raise InputError("network: undropped spares layers from dropout, but none is given; set dropout = 0.2")
-        options = {k: v for k, v in x.network_options.items() if k not in given}
+        options = {k: v for k, v in x.network_options.items() if k not in dropout_options}
         with naming("network"):
             plain = network_of(replace(x, network_options=options), data)
-            return with_dropout(plain, given["dropout"], but=given.get("undropped", ()))
+            return with_dropout(plain, dropout_options["dropout"], but=dropout_options.get("undropped", ()))
     with naming("network"):
         if ":" not in x.network:
             return network_named(x.network, data.shape, data.classes, seed=x.seed, **x.network_options)
-        made = imported(x.network, "network")
-        if isinstance(made, nn.Module):
-            return made
+        source = imported(x.network, "network")
+        if isinstance(source, nn.Module):
+            return source
         where = torch.device("cuda") if torch.cuda.is_available() else None  # a user's network may be made there
         with seeded(x.seed, "network", x.network, device=where), users_code("network", x.network):
-            needed = [p for p in parameters(made) if p.default is p.empty and p.name not in x.network_options]
-            network = made(*(data.shape, data.classes)[: len(needed)], **x.network_options)
+            needed = [p for p in parameters(source) if p.default is p.empty and p.name not in x.network_options]
+            network = source(*(data.shape, data.classes)[: len(needed)], **x.network_options)
     if not isinstance(network, nn.Module):
         raise InputError(f"network {x.network} gave a {type(network).__name__}; it must give a torch.nn.Module")
     return network
@@ -212,8 +212,8 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
 
 def _takes_dropout(network: str) -> bool:
     """Whether the user's own function has an option `dropout` of its own."""
-    made = imported(network, "network") if ":" in network else None
-    return callable(made) and not isinstance(made, nn.Module) and "dropout" in {p.name for p in parameters(made)}
+    source = imported(network, "network") if ":" in network else None
+    return callable(source) and not isinstance(source, nn.Module) and "dropout" in {p.name for p in parameters(source)}
 
 
 def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:
@@ -221,9 +221,9 @@ def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:
     name = x.likelihood or data.kind
     with naming("likelihood"):
         if ":" in name:
-            made = imported(name, "likelihood")
+            source = imported(name, "likelihood")
             with users_code("likelihood", name):
-                likelihood = made if isinstance(made, Likelihood) else made(**x.likelihood_options)
+                likelihood = source if isinstance(source, Likelihood) else source(**x.likelihood_options)
             if not isinstance(likelihood, Likelihood):
                 raise InputError(f"likelihood {name} gave a {type(likelihood).__name__}; it must give a Likelihood")
             return likelihood

@@ -37,8 +37,8 @@ def at_server(x: Experiment, method: Method) -> Experiment:
 
     A prior that would be replaced each round is fixed: there is no posterior yet that could be one.
     """
-    given = record_of(Pretraining, x.pretrain, "pretrain")
-    options = {**x.options, **given.options, "epochs": 1}
+    pretraining = record_of(Pretraining, x.pretrain, "pretrain")
+    options = {**x.options, **pretraining.options, "epochs": 1}
     if "prior" in method.options:
         options["prior"] = "fixed"
     if "lr_silent" in method.options:
@@ -48,9 +48,9 @@ def at_server(x: Experiment, method: Method) -> Experiment:
         pretrain={},
         stages=(),
         options=options,
-        rounds=given.epochs,
-        patience=given.patience,
-        validation=given.validation,
+        rounds=pretraining.epochs,
+        patience=pretraining.patience,
+        validation=pretraining.validation,
         monitor="accuracy",
         seed=address(x.seed, "pretrain"),
         cohort=None,

@@ -75,7 +75,7 @@ def experiment_of(values: Table, where: str = "experiment") -> Experiment:
         _check_plain(v, f"{where}: {key}")
     experiment = record_of(Experiment, {key: _as_held(key, v) for key, v in values.items()}, where)
     if experiment.methods:
-        _check_comparison(experiment, where, given="method" in values)
+        _check_comparison(experiment, where, named="method" in values)
         if "method" not in values:
             experiment = replace(experiment, method=experiment.methods[-1])
     return experiment
@@ -109,9 +109,9 @@ def _check_plain(v: Any, where: str, depth: int = 0) -> None:
         raise InputError(f"{where} holds a {type(v).__name__}; give text, numbers, true or false, lists or tables")
 
 
-def _check_comparison(experiment: Experiment, where: str, given: bool) -> None:
+def _check_comparison(experiment: Experiment, where: str, named: bool) -> None:
     methods = experiment.methods
-    if given and experiment.method not in methods:
+    if named and experiment.method not in methods:
         raise InputError(
             f"{where}: method {experiment.method!r} is not one of methods ({', '.join(methods)}); "
             "name one of them, or give methods = []"

@@ -28,10 +28,10 @@ def imported(path: str, what: str) -> Any:
     check_module(module, what)
     try:
         with users_code(what, path):
-            found: Any = importlib.import_module(module)
+            target: Any = importlib.import_module(module)
         for step in name.split("."):
-            check_step(found, step, path, what)
-            found = getattr(found, step)
+            check_step(target, step, path, what)
+            target = getattr(target, step)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         if isinstance(error, InputError):
             raise
@@ -39,13 +39,13 @@ def imported(path: str, what: str) -> Any:
             f"{what} {path!r} can't be imported ({one_line(error)}); write package.module:object, "
             "and run where the module can be found"
         ) from error
-    check_object(found, path, what)
-    return found
+    check_object(target, path, what)
+    return target
 
 
 @contextmanager
 def users_code(what: str, path: str) -> Iterator[None]:
-    """The user's own code at work: an error that it did not mean as a message is said in one line with its place."""
+    """Run the user's own code: an unexpected error in it becomes one line that names its place."""
     try:
         yield
     except (ImportError, ValueError, TypeError, FileNotFoundError):

@@ -31,11 +31,11 @@ def dealing(path: str, options: Mapping[str, Any], data: Dataset) -> Dealer:
     if len(known) < len(ASKED) or isinstance(partition, type):
         raise InputError(f"partition {path} must be a Partition or a function ({', '.join(ASKED)}) of rows by client")
     check_options([p for p in known[len(ASKED) :] if p.name != "data"], options, f"partition {path}")
-    given = {**options, "data": data} if "data" in [p.name for p in known] else dict(options)
+    arguments = {**options, "data": data} if "data" in [p.name for p in known] else dict(options)
 
     def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Any:
         with users_code("partition", path):
-            rows = partition(labels, clients, rng, **given)
+            rows = partition(labels, clients, rng, **arguments)
         if not isinstance(rows, Shares | list | tuple):
             raise InputError(
                 f"partition {path} gave a {type(rows).__name__}; it must give a list of row numbers for each client"

@@ -1,4 +1,4 @@
-"""A user's data function that is asked for one client at a time, so that no machine needs the rows of another."""
+"""A user's data function that gives one client at a time, so that no machine needs the rows of another."""
 
 from __future__ import annotations
 

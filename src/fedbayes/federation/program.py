@@ -136,7 +136,7 @@ class Store(NamedTuple):
 
 
 def nothing() -> None:
-    """What is called after a client where nobody looks."""
+    """Called after a client where nothing watches."""
 
 
 class Engine(Protocol):
@@ -152,7 +152,7 @@ class Engine(Protocol):
         """Let each client of the order contribute; `after` is called when a client is done."""
 
     def take_notes(self) -> list[str]:
-        """What there is to say since this was last asked, such as a fallback that was taken."""
+        """Notes since the last call, such as a fallback that was taken."""
 
 
 class Context(NamedTuple):
@@ -208,7 +208,7 @@ class Program(NamedTuple):
 
     @property
     def tuned(self) -> Client:
-        """The client that makes a personal model: the program's own word, or its training client."""
+        """The client that makes a personal model: its own where it has one, else the training client."""
         return self.personal.client or self.client
 
     @property

@@ -166,10 +166,10 @@ def close_round(context: Context, state: FederationState) -> tuple[FederationSta
     for stage in program.stages:
         parts, states[stage.name], more = stage.apply(context, states[stage.name], parts)
         report |= more
-    kept = Kept()
+    beside = Kept()
     if program.prediction.members or program.prediction.noise in BY_MEMBERS:
-        kept = Kept(ensemble_of(program, parts, outcome.uploads), tuple(u.client for u in outcome.uploads))
-    return FederationState(state.round + 1, parts, states, kept, state.version + 1), report
+        beside = Kept(ensemble_of(program, parts, outcome.uploads), tuple(u.client for u in outcome.uploads))
+    return FederationState(state.round + 1, parts, states, beside, state.version + 1), report
 
 
 def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""What a federation is asked to do, tried before anything is trained: a device, an augmentation, the network."""
+"""Checks before anything is trained: a device, an augmentation, the network."""
 
 from __future__ import annotations
 

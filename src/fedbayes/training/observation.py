@@ -42,13 +42,13 @@ def with_noise(program: Program, state: FederationState, rows: Sequence[tuple[Te
 def _judged(program: Program, state: FederationState, rows: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """What the judges of each client's rows predict: mean and disagreement, each [rows, D], in standardised units."""
     model = replace(program.model, units=None)
-    said = []
+    predictions = []
     for k, (x, _) in enumerate(rows):
         others = [j for j in range(len(rows)) if j != k] or [k]
         panel = {"own": [k], "train": list(range(len(rows)))}.get(program.prediction.noise, others)
         q = _of_members(program, state, panel)
-        said.append(predictive(model, q, x, draws=program.prediction.draws, closed=program.prediction.closed))
-    return torch.cat([p.mean for p in said]).double(), torch.cat([p.epistemic for p in said]).double()
+        predictions.append(predictive(model, q, x, draws=program.prediction.draws, closed=program.prediction.closed))
+    return torch.cat([p.mean for p in predictions]).double(), torch.cat([p.epistemic for p in predictions]).double()
 
 
 def _of_members(program: Program, state: FederationState, panel: list[int]) -> Parts:

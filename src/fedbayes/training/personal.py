@@ -79,8 +79,9 @@ def personal_predictions(
     """Federation, client, its test rows, and what its personal model says of them; for each that has such rows."""
     tested = []
     for federation in federations:
-        there = federation.task.clients
-        tested.append([k for k in (range(len(there)) if clients is None else clients) if len(there.test_rows(k))])
+        everyone = federation.task.clients
+        some = range(len(everyone)) if clients is None else clients
+        tested.append([k for k in some if len(everyone.test_rows(k))])
     for cohort in personal_models(federations, tested):
         for m, models in enumerate(cohort):
             for k, parts in models:
@@ -156,10 +157,10 @@ def in_units(task: Task, y: Tensor) -> Tensor:
 
 def refined_task(task: Task, **options: Any) -> Task:
     """A task whose clients refine their classifiers in another way; what has been trained is what it was."""
-    asked = Refinement(**options)
-    if asked.laplace != "end":
+    refinement = Refinement(**options)
+    if refinement.laplace != "end":
         raise InputError('laplace: after training, posteriors are fitted at the end; set laplace = "end"')
     data = task.clients.data
     x, y = data.x[:1].to(task.device), data.y[:1].to(task.device)
     program = task.program.personal.plain or task.program
-    return with_program(task, refined_program(program, asked, x, y, int(task.clients.sizes.max())))
+    return with_program(task, refined_program(program, refinement, x, y, int(task.clients.sizes.max())))

@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 def naming_strays(train: Callable[P, R]) -> Callable[P, R]:
-    """The function, which answers an argument that it has not by saying where it belongs."""
+    """The function, with an error for unknown arguments that says where they belong."""
     known = list(inspect.signature(train).parameters)
 
     @functools.wraps(train)
@@ -88,9 +88,9 @@ def prepare(
 
     Arguments as in `fit`.
     """
-    given = locals()
+    arguments = locals()
     for group in (Training, Judging):
-        group(**{name: given[name] for name in options_of(group)})
+        group(**{name: arguments[name] for name in options_of(group)})
     if not isinstance(clients, Clients):
         clients = from_clients(clients)
     if isinstance(method, str):

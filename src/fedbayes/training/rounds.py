@@ -110,14 +110,14 @@ def _make_personal(
     tasks: Sequence[Task], progress: Sequence[Progress], owns: Sequence[OwnStore], records: Sequence[dict[str, Any]]
 ) -> None:
     """Evaluate personal models where they are due; without a global model they are all that is tested."""
-    asked = []
+    due = []
     for m, (task, at) in enumerate(zip(tasks, progress)):
         instead = not task.program.prediction.whole and _due(task, at.state.round, task.evaluate_every)
         if instead or _due(task, at.state.round, task.personal_every):
-            asked.append(m)
+            due.append(m)
     # Federations of one sweep are evaluated together where they are at the same round.
-    for number in sorted({progress[m].state.round for m in asked}):
-        group = [m for m in asked if progress[m].state.round == number]
+    for number in sorted({progress[m].state.round for m in due}):
+        group = [m for m in due if progress[m].state.round == number]
         homes = [Federation(tasks[m], progress[m].state, owns[m].get) for m in group]
         for m, scores in zip(group, personal_scores(homes)):
             records[m]["personal"] = scores
@@ -251,8 +251,8 @@ def fit(
     >>> run.predict(clients.data.test_x[:3]).probs.shape
     torch.Size([3, 10])
     """
-    given = dict(locals())
-    return train(prepare(**given))
+    arguments = dict(locals())
+    return train(prepare(**arguments))
 
 
 def train(task: Task) -> Run:
@@ -273,7 +273,7 @@ def _warn(record: dict[str, Any], kinds: set[str]) -> None:
         who = [name for name, reason in record["left_out"].items() if reason == why]
         count = f"{len(who)} of {record['cohort']} clients left out (first: client {who[0]})"
         warnings.warn(
-            f"round {record['round']}: {count}: {why}; this is said once, run.journal names all",
+            f"round {record['round']}: {count}: {why}; this warning comes once, run.journal names all",
             stacklevel=5,
         )
         kinds.add(why)

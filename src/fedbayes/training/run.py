@@ -46,7 +46,7 @@ class Memory:
         self.rows.update({k: own for k, own in rows.items() if own})
 
     def expect(self, clients: Iterable[int]) -> None:
-        """It has all at hand."""
+        """Nothing to load: all is in memory."""
 
 
 SHOWN = ("accuracy", "rmse", "nll", "ece")  # scores of a run's short summary
@@ -173,21 +173,21 @@ class Personal:
         task = self.run.task
         prediction = task.program.prediction._replace(whole=True, parts=lambda parts: parts, members=False)
         program = task.program._replace(prediction=prediction)
-        broadcast, kept = apart(self.parts)
-        state = self.run.progress.state._replace(broadcast=broadcast, kept=kept)
+        broadcast, beside = apart(self.parts)
+        state = self.run.progress.state._replace(broadcast=broadcast, kept=beside)
         return Run(replace(task, program=program), self.run.progress._replace(state=state, best=None), [])
 
 
 def observed(task: Task, state: FederationState) -> FederationState:
     """The state with the observation noise that its members have, where it is needed and not yet known."""
-    kept = state.kept
-    if task.program.prediction.noise not in BY_MEMBERS or kept.noise is not None:
+    beside = state.kept
+    if task.program.prediction.noise not in BY_MEMBERS or beside.noise is not None:
         return state
-    if not kept.members:  # nobody has answered so far
+    if not beside.members:  # no client has answered yet
         return state
-    if not kept.who:
+    if not beside.who:
         raise InputError("noise: these networks don't say which clients trained them; train the run again")
-    return with_noise(task, state, kept.who)
+    return with_noise(task, state, beside.who)
 
 
 def with_noise(task: Task, state: FederationState, members: Sequence[int] | None = None) -> FederationState:
@@ -218,7 +218,7 @@ def score_sums(task: Task, state: FederationState, x: Tensor, y: Tensor, which: 
 def predict_with(
     task: Task, parts: Parts, x: Tensor, *, draws: int | None = None, which: str | None = None
 ) -> Predictive:
-    """What the parts say of x. `which` is a name for x where it is asked about again and again: a graph pays then."""
+    """The parts' predictions of x. `which` is a name for an x that is predicted repeatedly: a graph pays then."""
     program = task.program
     draws = program.prediction.draws if draws is None else draws
     return predictive(

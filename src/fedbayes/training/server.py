@@ -34,16 +34,16 @@ def _all(count: int) -> Any:
 def unlabelled(clients: Clients, server_data: Any, least: int) -> Tensor:
     """The server's inputs [N, ...]: rows that no client has, given rows of the data, or inputs as they are."""
     data = clients.data
-    given = clients.server if server_data is None else torch.as_tensor(getattr(server_data, "x", server_data))
-    if not len(given):
+    source = clients.server if server_data is None else torch.as_tensor(getattr(server_data, "x", server_data))
+    if not len(source):
         raise InputError(
             "server_data: this method distils at the server on unlabelled inputs, and there are none; keep rows there "
             "(partition_options: server = 1000), or pass fit(..., server_data=inputs)"
         )
-    rows = given.dim() == 1 and given.dtype == torch.int64
-    if rows and not (given.min() >= 0 and given.max() < len(data)):
+    rows = source.dim() == 1 and source.dtype == torch.int64
+    if rows and not (source.min() >= 0 and source.max() < len(data)):
         raise InputError(f"server_data: rows outside 0..{len(data) - 1} of {data.name}; give row numbers or inputs")
-    x = data.x[given] if rows else given
+    x = data.x[source] if rows else source
     if tuple(x.shape[1:]) != data.shape:
         raise InputError(
             f"server_data: inputs of shape {list(x.shape[1:])}, but the clients' are {list(data.shape)}; "
