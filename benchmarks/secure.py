@@ -1,7 +1,8 @@
 """The secure sum against the plain one: errors, seconds and bytes of a round, with a drop-out and with an outlier.
 
 An MLP of 42 thousand weights and ten clients of unequal size that answer in this process, so that what is measured is
-the sum and not a network. Needs `fedbayes[flower]`. Writes docs/results/bench-secure.json.
+the sum and not a network. `protocol` counts messages and the bytes of keys, boxes, promises and shares beside the
+arrays, by the number of clients. Needs `fedbayes[flower]`. Writes docs/results/bench-secure.json.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedbayes.flower.answers import answer
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.kept import Kept, in_memory
 from fedbayes.flower.node import Node, Trained
+from fedbayes.flower.places import Who
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter
 from fedbayes.posterior.values import Gaussian
@@ -30,6 +32,7 @@ from fedbayes.posterior.values import Gaussian
 HERE = Path(__file__).parent
 CLIENTS = 10
 RULES = ["nwa", "log_pool", "conflation", "lp"]
+PROTOCOL, COHORTS = "protocol", (3, 5, 10, 20, 40, 65)
 EXPERIMENT = Experiment(
     data="secure:images",
     network="mlp",
@@ -54,22 +57,33 @@ class Here:
     pause = 0.001
 
     def __init__(self, experiment: Experiment, silent: tuple[int, ...] = (), outlier: int | None = None) -> None:
-        self.nodes_here = {k: Outlier(experiment, k) if k == outlier else Node(experiment, k) for k in range(CLIENTS)}
-        self.kept = {k: Kept(*in_memory()) for k in range(CLIENTS)}
+        clients = range(experiment.clients)
+        self.nodes_here = {k: Outlier(experiment, k) if k == outlier else Node(experiment, k) for k in clients}
+        self.kept = {k: Kept(*in_memory()) for k in clients}
         self.silent, self.inbox = silent, dict[str, Answer]()
+        self.heads: dict[str, list[int]] = {}  # bytes of heads that went down and up, by kind of letter
 
-    def nodes(self) -> list[int]:
-        return list(self.nodes_here)
+    def nodes(self) -> dict[int, Who]:
+        return {k: Who(f"key of {k}") for k in self.nodes_here}
 
     def push(self, kind: str, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]:
         for k, letter in letters.items():
             gone = k in self.silent and kind in ("train", "train.masked")
             reply = answer(self.nodes_here[k], kind, letter, self.kept[k])
             self.inbox[f"{kind} {k}"] = "it is gone" if gone else reply
+            for at, head in enumerate((letter.head, reply.head)):
+                self.heads.setdefault(kind, [0, 0])[at] += weight(head)
         return {f"{kind} {k}": k for k in letters}
 
     def pull(self, ids: Iterable[str]) -> list[tuple[str, Answer]]:
         return [(key, self.inbox.pop(key)) for key in ids if key in self.inbox]
+
+
+def weight(value: object) -> int:
+    """Bytes of a head's values, without their names: text and bytes as they are long, numbers as 8."""
+    if isinstance(value, dict | list):
+        return sum(map(weight, value.values() if isinstance(value, dict) else value))
+    return len(value) if isinstance(value, str | bytes) else 8
 
 
 class Outlier(Node):
@@ -87,19 +101,38 @@ def federate(x: Experiment, post: Here) -> fb.Run:
         return run(x, Path(folder) / "run", post)[x.method]
 
 
+def protocol(figures: Figures) -> None:
+    """Messages and bytes of a round beside the arrays, by the number of clients: a round of one small network."""
+    for clients in COHORTS:
+        x = replace(EXPERIMENT, clients=clients, rounds=1, partition="iid", partition_options={}, evaluate_every=1)
+        x = carried(replace(x, flower={**x.flower, "secure": True}))
+        post = Here(x)
+        federate(x, post)
+        letters = {kind: heads for kind, heads in post.heads.items() if kind.startswith("train.")}
+        figures.add(
+            f"{PROTOCOL}, {clients} clients",
+            letters_a_client=len(letters),
+            head_bytes_down_a_client=sum(down for down, _ in letters.values()) // clients,
+            head_bytes_up_a_client=sum(up for _, up in letters.values()) // clients,
+        )
+
+
 def main() -> None:
     sys.modules["secure"] = sys.modules["__main__"]
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", choices=RULES, default=RULES, help="keeps the file's other rows")
+    every = [*RULES, PROTOCOL]
+    parser.add_argument("--only", nargs="*", choices=every, default=every, help="keeps the file's other rows")
     only = parser.parse_args().only
-    figures = Figures(HERE.parent / "docs/results/bench-secure.json", "cpu", keep=len(only) < len(RULES))
+    figures = Figures(HERE.parent / "docs/results/bench-secure.json", "cpu", keep=len(only) < len(every))
     cases: dict[str, tuple[tuple[int, ...], int | None]] = {
         "": ((), None),
         ", one drops out": ((4,), None),
         ", one would clip": ((), 4),
     }
-    for rule in only:
+    if PROTOCOL in only:
+        protocol(figures)
+    for rule in [rule for rule in RULES if rule in only]:
         x = carried(replace(EXPERIMENT, options={**EXPERIMENT.options, "rule": rule}))
         hidden = replace(x, flower={**x.flower, "secure": True})
         for what, (silent, outlier) in cases.items():
