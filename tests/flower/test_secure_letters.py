@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,6 +248,26 @@ def test_false_shares_concern_who_dealt_them(what: str) -> None:
     )
     outcome, _ = federation.summed(post)
     assert federation.verdict(outcome) == expected
+
+
+def test_the_letters_travel_as_flowers_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of bytes, empty ones and evidence too; each letter and reply goes through Flower's messages and back."""
+    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+    from fedbayes.flower.grid import content_of, letter_of
+
+    def carried(letter: Letter) -> Letter:
+        block = recorddict_to_proto(content_of(letter)).SerializeToString()
+        return letter_of(recorddict_from_proto(type(recorddict_to_proto(content_of(letter))).FromString(block)))
+
+    real = federation.answer
+    monkeypatch.setattr(
+        federation, "answer", lambda node, kind, letter, kept: carried(real(node, kind, carried(letter), kept))
+    )
+    false, _, _ = DEALS["a seed that is none"]
+    for under, expected in ((lambda kind: nullcontext(), "counted"), (lambda kind: dealing(kind, false), "refused")):
+        outcome, _ = federation.summed(Post(lambda kind, k, letter, reply: reply, under))
+        assert federation.verdict(outcome) == expected
 
 
 def test_a_server_without_proof_gets_no_sum_of_the_others() -> None:

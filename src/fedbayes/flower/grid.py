@@ -76,7 +76,7 @@ def answer_of(message: Message) -> Answer:
 
 def array_record(letter: Letter) -> ArrayRecord:
     """A letter's arrays as a record."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(a)) for name, a in letter.arrays.items()})
+    return ArrayRecord({name: Array(np.asarray(a, order="C")) for name, a in letter.arrays.items()})
 
 
 def content_of(letter: Letter) -> RecordDict:
