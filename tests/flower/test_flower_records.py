@@ -26,7 +26,14 @@ from fedbayes.flower.wire import Coding, Letter, Refused, head_of, layouts_of, w
 
 LETTER = Letter(
     {"round": 3, "own": True, "method": "feduab", "metric.loss": 0.25, "format": 1},
-    {"model.mean": np.arange(5.0), "counters.mean": np.array([2**40]), "model.scale": np.ones(5, np.uint16)},
+    {
+        "model.mean": np.arange(5.0),
+        "counters.mean": np.array([2**40]),
+        "model.scale": np.ones(5, np.uint16),
+        "count": np.array(7.0),
+        "none": np.zeros((0, 2)),
+        "turned": np.arange(6.0).reshape(2, 3).T,
+    },
 )
 
 
@@ -40,7 +47,7 @@ def test_a_letter_comes_back_as_it_was() -> None:
     assert got.head == LETTER.head
     assert {key: type(v) for key, v in got.head.items()} == {key: type(v) for key, v in LETTER.head.items()}
     for name, a in LETTER.arrays.items():
-        assert got.arrays[name].dtype == a.dtype
+        assert (got.arrays[name].dtype, got.arrays[name].shape) == (a.dtype, a.shape)
         np.testing.assert_array_equal(got.arrays[name], a)
 
 
