@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
 
     terms: Terms | None  # the sum over clients; None if nobody contributed
     uploads: list[Contribution]  # only where the program needs them
-    own: dict[int, Any]  # new own state, by client
+    own: dict[int, Own]  # new own state, by client
     left_out: dict[int, str]  # clients whose term was refused, and why
     metrics: dict[str, float]  # sums over the contributing clients
     counted: int  # how many clients contributed
@@ -115,7 +115,7 @@ class Personal(NamedTuple):
 
     client: Client | None = None  # its upload is the personal model, whole; None: the client that trains
     gather: Gather | None = None  # what all clients send before personal models are made
-    plain: Any = None  # the program before its personal models were refined
+    plain: Program | None = None  # the program before its personal models were refined
     most: int = 0  # rows of the largest client that its clients' caches have room for; 0: they cache nothing
 
 
