@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,9 +40,10 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 def process(machines: Machines, *words: str) -> int:
     """The process of the app's folder whose command has these words, below its watchdog."""
+    tools = f"{Path(sys.executable).parent}/"
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            command = (place / "cmdline").read_text().split("\0")
+            command = [word.removeprefix(tools) for word in (place / "cmdline").read_text().split("\0")]
             here = os.readlink(place / "cwd") == str(machines.folder)
         except OSError:
             continue
