@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 from harness import Verdict, where
@@ -17,7 +18,7 @@ from harness import Verdict, where
 HERE = Path(__file__).parent
 SPOILT = 1  # the client whose replies are changed
 KINDS = ("query", "train", "train", "train", "evaluate", "evaluate.refine")  # the letters, as often as they are tried
-TINY = {"network": "flower_code:net", "clients": 3, "rounds": 2, "personal_every": 1}
+TINY = {"network": "flower_code:net", "clients": 3, "rounds": 2}
 FEW = {"epochs": 1, "batch": 20}
 WORLDS: dict[str, dict[str, Any]] = {
     "normals": {
@@ -71,14 +72,16 @@ class Result(NamedTuple):
 
 
 @cache
-def world(name: str) -> World:
+def world(name: str, kind: str) -> World:
+    """A federation in which letters of a kind are sent, and no others that would only take time."""
     sys.path[:0] = [path for path in (str(HERE.parent / "flower"), str(HERE)) if path not in sys.path]
     from fedbayes.experiments.build import build
     from fedbayes.experiments.experiment import experiment_of
     from fedbayes.flower.federated import carried
 
-    flower = {"wait": 0.02, "timeout": 5.0, "client_scores": True, **CODINGS.get(name, {})}
-    x = carried(experiment_of({**TINY, **WORLDS[name], "flower": flower}))
+    flower = {"wait": 0.02, "timeout": 5.0, "client_scores": kind == "evaluate", **CODINGS.get(name, {})}
+    personal = int(kind == "evaluate.refine")
+    x = carried(experiment_of({**TINY, **WORLDS[name], "personal_every": personal, "flower": flower}))
     return World(x, build(x), {}, {})
 
 
@@ -109,13 +112,15 @@ def play(at: World, folder: Path, spoil: Callable[[str, int, Any], Any]) -> Resu
 
 
 @cache
-def known(name: str, kind: str | None) -> Result:
+def known(name: str, kind: str, whole: bool) -> Result:
     """The round with all clients, or as it is where the answers of one to letters of a kind are refused."""
     from fedbayes.flower.wire import Refused
 
+    def spoil(what: str, k: int, answer: Any) -> Any:
+        return answer if whole or (what, k) != (kind, SPOILT) else Refused("no")
+
     with tempfile.TemporaryDirectory() as place:
-        no = Refused("no")
-        return play(world(name), Path(place), lambda what, k, answer: no if (what, k) == (kind, SPOILT) else answer)
+        return play(world(name, kind), Path(place), spoil)
 
 
 def bits(state: Any) -> dict[str, bytes]:
@@ -129,10 +134,10 @@ def case(seed: int, folder: Path) -> Verdict:
     """One round with one changed reply."""
     rng = random.Random(seed)
     name, kind = rng.choice([*WORLDS]), rng.choice(KINDS)
-    at = world(name)
-    with warnings.catch_warnings():
+    at = world(name, kind)
+    with warnings.catch_warnings(), mock.patch("os.fsync"):  # nothing of a case outlives it
         warnings.simplefilter("ignore")
-        honest, without = (known(name, how) for how in (None, kind))
+        honest, without = (known(name, kind, whole) for whole in (True, False))
         try:
             result = play(at, folder, lambda what, k, a: changed(a, rng) if (what, k) == (kind, SPOILT) else a)
         except Exception as error:
@@ -166,15 +171,24 @@ def judged(kind: str, result: Result, honest: Result, without: Result) -> Verdic
 
 
 def changed(letter: Any, rng: random.Random) -> Any:
-    """An answer that was changed in one to three places, as it comes through Flower's records."""
-    from flwr.app import ConfigRecord, Error, Metadata, RecordDict
+    """An answer that was changed, as it comes through Flower's records."""
+    from flwr.app import Error, Metadata
     from flwr.app.message import make_message
 
-    from fedbayes.flower.grid import ARRAYS, HEAD, answer_of
+    from fedbayes.flower.grid import answer_of
 
     about = Metadata(1, "m", 1, 7, "", "", 0.0, 60.0, "train")
     if rng.random() < 0.03:
         return answer_of(make_message(about, error=Error(rng.randrange(9), rng.choice(TEXTS))))
+    return answer_of(make_message(about, content=content(letter, rng)))
+
+
+def content(letter: Any, rng: random.Random) -> Any:
+    """Flower's records of a letter that was changed in one to three places."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    from fedbayes.flower.grid import ARRAYS, HEAD
+
     head, arrays = dict(letter.head), {name: a.copy() for name, a in letter.arrays.items()}
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         rng.choice((change_head, change_head, change_values, change_arrays))(head, arrays, rng)
@@ -183,7 +197,7 @@ def changed(letter: Any, rng: random.Random) -> Any:
         del records[rng.choice([*records])]
     if rng.random() < 0.03:
         records[rng.choice((HEAD, ARRAYS, "more"))] = ConfigRecord({"x": 1})
-    return answer_of(make_message(about, content=RecordDict(records)))
+    return RecordDict(records)
 
 
 def config(head: Head) -> Any:
