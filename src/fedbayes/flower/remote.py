@@ -54,9 +54,9 @@ class Remote:
         for attempt in range(self.settings.attempts if order.cohort else 0):
             if attempt:
                 self.notes.append(f"{total.counted} of at least {least} clients answered; the others were asked again")
-            asked = self._choose(order, total)
-            waiting, rows = set(asked), {k: self.roll.cards[node].rows for k, node in asked.items()}
-            for client, answer in self._ask(order, own, asked):
+            nodes = self._choose(order, total)
+            waiting, rows = set(nodes), {k: self.roll.cards[node].rows for k, node in nodes.items()}
+            for client, answer in self._ask(order, own, nodes):
                 waiting.discard(client)
                 form = Form(like, self.settings.coding, total.sent, rows[client])
                 reply = guarded(client, reply_of, answer, self._expected(client, order.round), form)
@@ -120,14 +120,14 @@ class Remote:
 
     def _sums(self, kind: str, parts: Parts, about: Callable[[int], Head]) -> Iterator[tuple[int, Sums]]:
         """What clients with test rows answer, in the order of the clients; who can't be read is named in a note."""
-        there = self.roll.online()
+        online = self.roll.online()
         cards = {card.client: card for card in self.roll.cards.values()}
-        asked = {node: client for client, node in there.items() if cards[client].test_rows}
+        clients = {node: client for client, node in online.items() if cards[client].test_rows}
         arrays = write(parts, self.settings.coding)
-        letters = {n: Letter({**self._coded(), **about(k), "client": k}, arrays) for n, k in asked.items()}
+        letters = {n: Letter({**self._coded(), **about(k), "client": k}, arrays) for n, k in clients.items()}
         scores: dict[int, Sums] = {}
         for node, answer in self._exchange(kind, letters):
-            client = asked[node]
+            client = clients[node]
             expected = self._expected(client, letters[node].head["round"])
             target = self.program.model.likelihood.kind
             reply = guarded(client, scores_of, answer, expected, target, cards[client].test_rows)
@@ -143,23 +143,23 @@ class Remote:
         missing = [k for k in order.cohort if k not in total.own]
         # At first all are waited for; later only so many as a round can't do without.
         hoped = [k for k in missing if k not in self.roll.put_aside]
-        there = self.roll.wait_for(self.settings.min_clients - total.counted if self.begun else len(hoped))
+        online = self.roll.wait_for(self.settings.min_clients - total.counted if self.begun else len(hoped))
         self.begun = True
-        asked = {k: there[k] for k in missing if k in there}
+        nodes = {k: online[k] for k in missing if k in online}
         called = {*order.cohort, *order.dropped, *total.own}
         line = drawn(order.round, clients=len(self.task.clients), seed=self.task.seed).tolist()
-        spare = iter([k for k in line if k in there and k not in called])
+        spare = iter([k for k in line if k in online and k not in called])
         for k in missing:
-            if k not in there:
+            if k not in online:
                 other = next(spare, None)
                 total.left_out[k] = self.roll.absence(k) + ("" if other is None else f"; client {other} stood in")
-                asked |= {} if other is None else {other: there[other]}
-        return dict(sorted(asked.items()))
+                nodes |= {} if other is None else {other: online[other]}
+        return dict(sorted(nodes.items()))
 
-    def _ask(self, order: Order, own: OwnState, asked: Mapping[int, int]) -> Iterator[tuple[int, Answer]]:
+    def _ask(self, order: Order, own: OwnState, nodes: Mapping[int, int]) -> Iterator[tuple[int, Answer]]:
         sent = write(order.broadcast, self.settings.coding)
         head = {**self._coded(), "round": order.round}
-        letters = {node: Letter({**head, "client": k, "counted": _counted(own(k))}, sent) for k, node in asked.items()}
+        letters = {node: Letter({**head, "client": k, "counted": _counted(own(k))}, sent) for k, node in nodes.items()}
         for node, answer in self._exchange(ASK, letters):
             yield letters[node].head["client"], answer
 

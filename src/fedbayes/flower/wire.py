@@ -133,8 +133,8 @@ def read(
     for name in sorted({*arrays, *tensors}):
         if name not in arrays or name not in tensors:
             raise Refused(f"{what}: array {name!r} {'was not expected' if name in arrays else 'is missing'}")
-    made = {name: _tensor(arrays[name], t, coding.dtype, f"{what}: {name}") for name, t in tensors.items()}
-    parts = unflatten_parts(made, header)
+    values = {name: _tensor(arrays[name], t, coding.dtype, f"{what}: {name}") for name, t in tensors.items()}
+    parts = unflatten_parts(values, header)
     if coding.delta and reference is not None:
         parts = {part: _sum(q, reference[part]) for part, q in parts.items()}
     for part, q in parts.items():
