@@ -95,14 +95,27 @@ def test_an_installed_package_is_run_when_it_asks_for_fedbayes_or_is_named(shop:
     assert (shop / "shop_of_nets").read_text() == MARK
 
 
-def test_code_in_a_run_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("files", [("rounds.jsonl",), ("config.toml", "report.html", "fedavg/rounds.jsonl")], ids=str)
+def test_code_in_a_run_folder_is_not_run(
+    files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "planted.py").write_text(f"raise RuntimeError({MARK!r})\n")
-    (tmp_path / "config.toml").write_text("")
     (tmp_path / "fedavg").mkdir()
-    (tmp_path / "fedavg/rounds.jsonl").write_text("")
+    for name in files:
+        (tmp_path / name).write_text("")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="lies in the run folder"):
         imported("planted:rows", "data")
+
+
+def test_a_project_beside_its_runs_is_no_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experiment may be called config.toml, and the run lie right beside the code."""
+    (tmp_path / "beside_runs.py").write_text("def rows():\n    return 1\n")
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/rounds.jsonl").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert imported("beside_runs:rows", "data")() == 1
 
 
 @pytest.mark.parametrize("name", ["a,b", "", "torch.hub", "os:system", "-"])

@@ -96,8 +96,11 @@ def _places(spec: ModuleSpec) -> list[Path]:
 
 
 def _run_folder(place: Path) -> bool:
-    """Whether a folder is one that `run` wrote, of one method or of several."""
-    return (place / "rounds.jsonl").exists() or ((place / "config.toml").exists() and any(place.glob("*/rounds.jsonl")))
+    """Whether a folder is one that `run` wrote, of one method or of several; not one in which runs were put."""
+    several = all((place / name).exists() for name in ("config.toml", "report.html")) and any(
+        place.glob("*/rounds.jsonl")
+    )
+    return several or (place / "rounds.jsonl").exists()
 
 
 def _installed(place: Path) -> bool:
