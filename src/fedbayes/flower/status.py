@@ -16,7 +16,7 @@ from fedbayes.runs import journal
 from fedbayes.runs.folder import experiment_in, in_use
 
 FILE = "status.json"
-EVERY = 5.0  # seconds between two writes while nothing happens
+SOON, EVERY = 1.0, 5.0  # seconds between two writes where somebody has answered, and where nothing happens
 
 
 class Sign:
@@ -27,12 +27,14 @@ class Sign:
         self.last: dict[str, Any] = {}
 
     def show(self, phase: str, waiting: Iterable[int | None] = (), answered: Iterable[int | None] = ()) -> None:
-        """Write what is being done; the same again only after a while."""
+        """Write what is being done: at once where a phase begins, after a moment where somebody has answered."""
         now = time.time()
         doing = {"round": self.round + 1, "phase": phase, "waiting": _sorted(waiting), "answered": _sorted(answered)}
-        if {**self.last, **doing} == self.last and now - self.written < EVERY:
+        begun = self.last.get("phase") != phase or self.last.get("round") != doing["round"]
+        news = {**self.last, **doing} != self.last
+        if not begun and now - self.written < (SOON if news else EVERY):
             return
-        if self.last.get("phase") != phase or self.last.get("round") != doing["round"]:
+        if begun:
             doing["since"] = now
         self.last = {"since": now, **self.last, **doing}
         self.written = now
