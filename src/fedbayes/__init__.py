@@ -74,13 +74,13 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        found: Any = import_module(_MODULES[name])
+        value: Any = import_module(_MODULES[name])
     elif name in _HOMES:
-        found = getattr(import_module(_HOMES[name]), name)
+        value = getattr(import_module(_HOMES[name]), name)
     else:
         raise AttributeError(f"module 'fedbayes' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -116,11 +116,11 @@ def with_default(cls: Any, name: str, *, default: Any) -> Any:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, with_default))
 def record(cls: Class) -> Class:
     """A frozen dataclass with keyword arguments only, whose signature shows rare options last."""
-    made: Any = dataclass(frozen=True, kw_only=True)(cls)
-    rare = {f.name for f in fields(made) if f.metadata.get("rare")}
-    shown = sorted(signature(made.__init__).parameters.values(), key=lambda p: p.name in rare)
-    made.__signature__ = Signature([p for p in shown if p.name != "self"])
-    return made
+    frozen: Any = dataclass(frozen=True, kw_only=True)(cls)
+    rare = {f.name for f in fields(frozen) if f.metadata.get("rare")}
+    shown = sorted(signature(frozen.__init__).parameters.values(), key=lambda p: p.name in rare)
+    frozen.__signature__ = Signature([p for p in shown if p.name != "self"])
+    return frozen
 
 
 def options_of(cls: Any) -> dict[str, Field[Any]]:
@@ -128,9 +128,9 @@ def options_of(cls: Any) -> dict[str, Field[Any]]:
     return {f.name: f for f in fields(cls) if "about" in f.metadata}
 
 
-def check_names(what: str, given: Iterable[str], known: Collection[str]) -> None:
+def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None:
     """Refuse a name that is no option, and say which is nearest."""
-    for name in given:
+    for name in names:
         if name not in known:
             raise unknown(f"option of {what}", name, known)
 

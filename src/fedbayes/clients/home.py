@@ -106,7 +106,7 @@ def whole_model(client: Client, finish: Any) -> Client:
     """A client of `keep_home` whose upload is the whole model: its personal one. `finish` is the inner client's."""
 
     def done(state: State, info: Info) -> Upload:
-        made = finish(state.inner, info._replace(broadcast=state.whole))
-        return Upload(made.parts, {}, made.metrics)
+        upload = finish(state.inner, info._replace(broadcast=state.whole))
+        return Upload(upload.parts, {}, upload.metrics)
 
     return client._replace(finish=done)

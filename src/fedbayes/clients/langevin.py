@@ -59,7 +59,7 @@ def langevin(
 
     The teacher moves by the sampler on U = mean NLL + weight_decay / 2 |theta|^2 at temperature T; after each `thin`
     draws the student takes a step on the cross-entropy to the newest draw's prediction + weight_decay / 2 |w|^2, on
-    rows of its own with N(0, input_noise^2) added. `burn_in` epochs of draws teach nobody. `schedule` "epochs": a
+    rows of its own with N(0, input_noise^2) added. In `burn_in` epochs nothing is taught. `schedule` "epochs": a
     student's epoch against the last draw follows each `thin` epochs of the teacher. `upload` "map": of the draws at
     the ends of epochs the one of highest density on all of the client's rows is sent, which costs a forward pass over
     them each; "last": the last one. `dropout`: the teacher's stays on while it teaches. Scalar options: `lr`,
@@ -149,8 +149,8 @@ def _teach(teacher: Model, student: Model, optimiser: Optimiser, rate: Rate, dro
         if x.is_floating_point():
             x = x + info.options["input_noise"] * tape(x)
         weights = teacher.weights({**state.teacher.vectors, **_unchanged(teacher, state.teacher, info)})
-        said = says.output(weights, x, tape if dropout else None)
-        targets = soft_targets(teacher.likelihood, said, weights).detach()
+        outputs = says.output(weights, x, tape if dropout else None)
+        targets = soft_targets(teacher.likelihood, outputs, weights).detach()
         fixed = _unchanged(student, at, info)
         slopes, (static, loss) = gradients(imitation, at.vectors, fixed, x, targets, b.mask, tape)
         slopes = {p: g + info.options["weight_decay"] * at.vectors[p] for p, g in slopes.items()}

@@ -82,14 +82,14 @@ def without(q: Gaussian, factor: dict[str, Tensor], least: Tensor) -> Gaussian:
     return Gaussian(mean.to(q.mean.dtype), precision.rsqrt().to(q.mean.dtype), q.layout)
 
 
-def towards(q: Gaussian, found: Gaussian, damping: Tensor, fall: Tensor) -> Gaussian:
-    """q * (found / q)^c with c = damping, or less where more than `fall` of q's precision would go."""
-    old, new = (value.scale.double().square().reciprocal() for value in (q, found))
+def towards(q: Gaussian, fitted: Gaussian, damping: Tensor, fall: Tensor) -> Gaussian:
+    """q * (fitted / q)^c with c = damping, or less where more than `fall` of q's precision would go."""
+    old, new = (value.scale.double().square().reciprocal() for value in (q, fitted))
     loss = (damping * (old - new)).clamp(min=0)
     part = damping * torch.where(loss > fall * old, fall * old / loss, 1.0)
     precision = old + part * (new - old)
     # From q's own mean: the difference of two large products would lose small moves.
-    mean = q.mean.double() + part * new * (found.mean.double() - q.mean.double()) / precision
+    mean = q.mean.double() + part * new * (fitted.mean.double() - q.mean.double()) / precision
     return Gaussian(mean.to(q.mean.dtype), precision.rsqrt().to(q.mean.dtype), q.layout)
 
 

@@ -1,7 +1,7 @@
 """Samplers of a posterior by noisy gradients, as pure functions on a dict of vectors.
 
 All are in units of a learning rate: with U the mean negative log-density of one example, n examples and temperature T,
-they have exp(-n U / T) as their law for small steps. `heat` is T / n.
+their distribution is exp(-n U / T) for small steps. `heat` is T / n.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sghmc(friction: float = 0.1) -> Sampler:
     """Stochastic gradient Hamiltonian Monte Carlo (Chen et al., 2014), with momentum 1 - friction.
 
     v = (1 - friction) v - lr / 2 * grad U + N(0, friction * heat * lr), theta += v. With friction 1 it is SGLD.
-    A chain begins with v of its own law N(0, heat * lr / (2 - friction)): from rest it would be too narrow for about
+    A chain begins with v drawn from N(0, heat * lr / (2 - friction)): from rest it would be too narrow for about
     1 / friction steps.
     """
 
@@ -75,8 +75,8 @@ def sghmc(friction: float = 0.1) -> Sampler:
     def update(
         state: Any, vectors: Vectors, gradients: Vectors, normals: Vectors, lr: Tensor, heat: Tensor
     ) -> tuple[Any, Vectors]:
-        # Before the first step v is a draw of its law, which the friction and noise of a step leave as it is: the sum
-        # of both is one normal with the law's own variance.
+        # Before the first step v is a draw of its distribution, which friction and noise of a step leave as it is: the
+        # sum of both is one normal with that distribution's variance.
         fresh = heat * lr / (2 - friction)
         noise = torch.where(state["begun"] > 0, friction * heat * lr, fresh).sqrt()
         before = state["speed"]

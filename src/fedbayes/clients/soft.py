@@ -91,8 +91,8 @@ def soft(
     def finish(state: State, info: Info) -> Upload:
         parts: Parts = {}
         for i, model in enumerate(networks):
-            found = {**averaged(state, i), **state.learners[i].static}
-            parts |= {part: Point(v, model.layouts[part]) for part, v in found.items()}
+            final = {**averaged(state, i), **state.learners[i].static}
+            parts |= {part: Point(v, model.layouts[part]) for part, v in final.items()}
         lasts = [at.loss / at.steps.clamp(min=1) for at in state.learners]
         return Upload(parts, {}, {"loss": torch.stack(lasts).mean()})
 

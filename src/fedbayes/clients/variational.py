@@ -42,7 +42,7 @@ LEAST, LARGEST = 1e-37, 1e37  # between which a first scale is a number of float
 
 def variational(
     model: Model,
-    made: Plan,
+    estimation: Plan,
     *,
     optimiser: Optimiser,
     epochs: int,
@@ -80,15 +80,15 @@ def variational(
     def draw(vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
         others = model.weights({**{p: vectors[p] for p in points}, **static, **frozen})
         mean, scale = vectors["mean"], vectors["scale"]
-        output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, made)
+        output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, estimation)
         return model.nll(output, b.y, b.mask, weights), static
 
     def expected_nll(vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
         if train_draws == 1:
             nll, static = draw(vectors, static, b, tape, frozen)
             return nll, (static, nll.detach())
-        noise = tape(vectors["mean"], (train_draws, made.normals))
-        if made.stacks:
+        noise = tape(vectors["mean"], (train_draws, estimation.normals))
+        if estimation.stacks:
             copies = {part: v.expand(train_draws, *v.shape) for part, v in static.items()}
             each = vmap(lambda s, z: draw(vectors, s, b, Tape(z), frozen), randomness="different")
             nlls, statics = each(copies, noise)
@@ -131,10 +131,10 @@ def initial_scale(model: Model, first: float | Mapping[str, float], division: fl
     """
     layout = model.layouts["model"]
     if isinstance(first, Mapping):
-        found = [next((s for p, s in first.items() if matches(name, [p])), None) for name in layout.names]
-        if None in found:
-            raise InputError(f"initial: no pattern matches {layout.names[found.index(None)]!r}; add one, such as '*'")
-        return torch.cat([torch.full((n,), float(s)) for s, n in zip(found, layout.sizes) if s is not None])
+        scales = [next((s for p, s in first.items() if matches(name, [p])), None) for name in layout.names]
+        if None in scales:
+            raise InputError(f"initial: no pattern matches {layout.names[scales.index(None)]!r}; add one, such as '*'")
+        return torch.cat([torch.full((n,), float(s)) for s, n in zip(scales, layout.sizes) if s is not None])
     depth = {name: level for level, names in enumerate(layout.layers()) for name in names}
     pieces = []
     for name, n in zip(layout.names, layout.sizes):

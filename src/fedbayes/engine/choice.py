@@ -57,7 +57,7 @@ def choose(
             raise InputError(f"at_once: the loop engine trains one client at a time, not {chunk}; use engine='stacked'")
         return Loop(store, seed=seed), "engine loop, as asked"
     mode, why = _mode(compile, device, steps)
-    phases, workers, asked = program.client.phases, 0, chunk
+    phases, workers, clients_asked = program.client.phases, 0, chunk
     if device == "cpu":
         if compile in ("auto", "off") and all(map(forms.dense, phases)):
             mode, why = BY_HAND, "a chain of linear maps, its gradient by hand"
@@ -74,8 +74,8 @@ def choose(
                 return Loop(store, seed=seed), f"engine loop: {how}"
             few = "client by client" if chunk == 1 else f"{chunk} clients at once"
             why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
-    if asked is not None:
-        why += f"; {asked} client{'s' * (asked > 1)} at once, as asked"
+    if clients_asked is not None:
+        why += f"; {clients_asked} client{'s' * (clients_asked > 1)} at once, as asked"
     chosen = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode), cohorts=cohorts, workers=workers)
     return chosen, f"engine stacked, steps {mode}: {why}"
 
@@ -111,11 +111,11 @@ def _draws(model: Model, x: Tensor) -> bool:
 
 
 def _mode(compile: str, device: str, steps: int) -> tuple[str, str]:
-    asked = COMPILE[compile]
-    if asked == "graph" and device != "cuda":
+    mode = COMPILE[compile]
+    if mode == "graph" and device != "cuda":
         return "compiled", "CUDA graphs need a CUDA device"
-    if asked is not None:
-        return asked, "as asked"
+    if mode is not None:
+        return mode, "as asked"
     enough = STEPS_WORTH_COMPILING.get(device, 20_000)
     about = f"about {steps:,} steps, compiling pays from {enough:,}"
     if steps < enough:

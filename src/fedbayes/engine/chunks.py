@@ -116,6 +116,6 @@ def _run_chunk(
         return outcomes([bound.program for bound in bounds], together, seats, uploads, info)
 
 
-def _own(bound: Bound, order: Order, kept: Own | None) -> Own:
+def _own(bound: Bound, order: Order, own: Own | None) -> Own:
     """What a client kept; of one that was never here before, the first own state by its own federation."""
-    return bound.program.client.first(order.broadcast) if kept is None else kept
+    return bound.program.client.first(order.broadcast) if own is None else own

@@ -22,7 +22,7 @@ class Compiled:
 
     def __init__(self, step: Callable[..., Any]) -> None:
         self.step = step
-        self._made: dict[Any, tuple[Callable[..., Any], Any]] = {}
+        self._programs: dict[Any, tuple[Callable[..., Any], Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         """step(*arguments)."""
@@ -31,25 +31,25 @@ class Compiled:
         # An expanded tensor at one call and a plain one at the next would be two programs.
         inputs = [leaves[place].contiguous() for place in places]
         key = (structure, tuple((t.shape, t.dtype) for t in inputs), torch.get_float32_matmul_precision())
-        if key not in self._made:
+        if key not in self._programs:
 
             def flat(*tensors: Tensor) -> list[Tensor]:
                 whole = list(leaves)
                 for place, tensor in zip(places, tensors):
                     whole[place] = tensor
-                made, out = tree_flatten(self.step(*tree_unflatten(whole, structure)))
-                found.append(out)
-                return made
+                flat_outputs, out = tree_flatten(self.step(*tree_unflatten(whole, structure)))
+                structures.append(out)
+                return flat_outputs
 
-            found: list[Any] = []
+            structures: list[Any] = []
             with torch.no_grad():
                 # Two inputs that are one tensor now, as at a round's start, may be two at the next call.
                 apart: list[Any] = [torch.empty_like(t) for t in inputs]
                 # Tensors of a network that are neither weights nor buffers are no inputs: they become constants.
                 traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
                 with _no_arguments():
-                    self._made[key] = torch._inductor.compile(traced, apart), found[-1]
-        run, out = self._made[key]
+                    self._programs[key] = torch._inductor.compile(traced, apart), structures[-1]
+        run, out = self._programs[key]
         with torch.no_grad():
             return tree_unflatten(list(run(*inputs)), out)
 

@@ -19,13 +19,13 @@ from fedbayes.noise import Tape, normals
 def table_of(bounds: Sequence[Bound], orders: Sequence[Order], seats: list[Seat], place: int) -> Table:
     """The schedules that the loop engine would use, padded to the steps of the longest."""
     phase = bounds[0].program.client.phases[place]
-    made = [bounds[s.member].schedule(orders[s.member].round, s.client, place) for s in seats]
-    lengths = {len(one.rows) for one in made}
-    if len(lengths) == 1 and not any(seat.ghost or one.live is not None for seat, one in zip(seats, made)):
-        return Table(torch.stack([one.rows for one in made], 1), None)
+    schedules = [bounds[s.member].schedule(orders[s.member].round, s.client, place) for s in seats]
+    lengths = {len(one.rows) for one in schedules}
+    if len(lengths) == 1 and not any(seat.ghost or one.live is not None for seat, one in zip(seats, schedules)):
+        return Table(torch.stack([one.rows for one in schedules], 1), None)
     rows = torch.zeros(max(lengths), len(seats), phase.batches, phase.batch, dtype=torch.int64)
     live = torch.zeros_like(rows, dtype=torch.bool)
-    for c, (seat, one) in enumerate(zip(seats, made)):
+    for c, (seat, one) in enumerate(zip(seats, schedules)):
         rows[: len(one.rows), c] = one.rows
         if not seat.ghost:
             live[: len(one.rows), c] = True if one.live is None else one.live
@@ -36,16 +36,16 @@ def count_normals(bound: Bound, place: int, state: Any, table: Table, info: Info
     """How many normals a step reads, by a dry run of one client."""
     phase, store, tape = bound.program.client.phases[place], bound.store, Tape()
     at = torch.zeros((), dtype=torch.int64, device=store.x.device)
-    made = tuple(Batch(store.x[r], store.y[r], None, at) for r in table.rows[0, 0].to(store.x.device))
+    batches = tuple(Batch(store.x[r], store.y[r], None, at) for r in table.rows[0, 0].to(store.x.device))
     with torch.random.fork_rng(devices=[]):  # a dry run must leave no trace in what follows
-        phase.step(state, made[0] if phase.batches == 1 else made, tape, info)
+        phase.step(state, batches[0] if phase.batches == 1 else batches, tape, info)
     return tape.used
 
 
 def noise_of(
     bounds: Sequence[Bound], orders: Sequence[Order], seats: list[Seat], place: int, count: int
 ) -> Callable[[int, int], Tensor]:
-    """The normals [steps, clients, count] from a step on: by address on a CPU, other draws of the same law on a GPU."""
+    """Normals [steps, clients, count] from a step on: by address on a CPU; on a GPU same distribution, other draws."""
     device = bounds[0].store.x.device
     if device.type == "cuda":
         return lambda first, steps: torch.randn(steps, len(seats), count, device=device)
@@ -54,7 +54,7 @@ def noise_of(
     at = [(bounds[s.member].seed, orders[s.member].round, s.client, place) for s in seats]
 
     def drawn(first: int, steps: int) -> Tensor:
-        made = [normals(count, *where, s, "noise") for s in range(first, first + steps) for where in at]
-        return torch.stack(made).reshape(steps, len(seats), count)
+        noise = [normals(count, *where, s, "noise") for s in range(first, first + steps) for where in at]
+        return torch.stack(noise).reshape(steps, len(seats), count)
 
     return drawn

@@ -30,7 +30,7 @@ class Loop:
     def run(self, program: Program, order: Order, own: OwnState, after: Callable[[], None] = nothing) -> Outcome:
         """Let each client of the order contribute; `after` is called when a client is done."""
         total: Terms | None = None
-        uploads, kept, left_out = [], {}, {}
+        uploads, owns, left_out = [], {}, {}
         metrics: dict[str, float] = {}
         for k in order.cohort:
             upload, info = self.client(program, order, k, own(k))
@@ -43,10 +43,10 @@ class Loop:
                 uploads.append(Contribution(k, upload.parts, info.n, order.version))
             else:
                 total = add_terms(program, [terms], total)
-            kept[k] = upload.own
+            owns[k] = upload.own
             for name, value in upload.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value)
-        return Outcome(total, uploads, kept, left_out, metrics, len(kept), order.version)
+        return Outcome(total, uploads, owns, left_out, metrics, len(owns), order.version)
 
     def take_notes(self) -> list[str]:
         """The loop takes no fallback."""

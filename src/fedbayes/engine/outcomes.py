@@ -30,14 +30,14 @@ def outcomes(
     programs: Sequence[Program], together: Clients, seats: list[Seat], uploads: Upload, info: Info
 ) -> list[tuple[int, Outcome]]:
     """Each member's outcome of a chunk; `programs` are those of the members."""
-    made = []
+    results = []
     for members in _alike(programs):
         mine = [c for c, seat in enumerate(seats) if seat.member in members]
         if mine:
             own = [seats[c] for c in mine]
             theirs = _only(mine, seats, together, uploads, info)
-            made += _outcomes(programs[members[0]], Clients(len(mine), together.info), own, *theirs)
-    return made
+            results += _outcomes(programs[members[0]], Clients(len(mine), together.info), own, *theirs)
+    return results
 
 
 def _alike(programs: Sequence[Program]) -> list[list[int]]:
@@ -68,32 +68,32 @@ def _outcomes(
     terms, finite = together.over(term, (0, together.info))(uploads, info)
     fine = finite.tolist()  # the one wait for the device in a chunk
     metrics = {name: t.tolist() for name, t in uploads.metrics.items()}
-    made = []
+    results = []
     for member in sorted({seat.member for seat in seats}):
         mine = [c for c, seat in enumerate(seats) if seat.member == member and not seat.ghost]
-        kept = [c for c in mine if fine[c]]
+        counted = [c for c in mine if fine[c]]
         total, gathered = None, []
         if program.needs_uploads:
-            rows = {c: tree_map(lambda t, c=c: t[c], uploads.parts) for c in kept}
-            gathered = [Contribution(seats[c].client, rows[c], info.n[c]) for c in kept]
-        elif kept:
+            rows = {c: tree_map(lambda t, c=c: t[c], uploads.parts) for c in counted}
+            gathered = [Contribution(seats[c].client, rows[c], info.n[c]) for c in counted]
+        elif counted:
             # A slice where it can be: a list of places would be copied to the device for every tensor.
-            places = slice(kept[0], kept[-1] + 1) if kept[-1] - kept[0] + 1 == len(kept) else kept
+            places = slice(counted[0], counted[-1] + 1) if counted[-1] - counted[0] + 1 == len(counted) else counted
             total = _sum(program, tree_map(lambda t, places=places: t[places], terms))
-        made.append(
+        results.append(
             (
                 member,
                 Outcome(
                     total,
                     gathered,
-                    {seats[c].client: tree_map(lambda t, c=c: t[c].clone(), uploads.own) for c in kept},
+                    {seats[c].client: tree_map(lambda t, c=c: t[c].clone(), uploads.own) for c in counted},
                     {seats[c].client: LEFT_OUT for c in mine if not fine[c]},
-                    {name: sum(values[c] for c in kept) for name, values in metrics.items()},
-                    len(kept),
+                    {name: sum(values[c] for c in counted) for name, values in metrics.items()},
+                    len(counted),
                 ),
             )
         )
-    return made
+    return results
 
 
 def _sum(program: Program, terms: Terms) -> Terms:

@@ -45,8 +45,8 @@ def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[...,
         def one(state: Any, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, own: Any) -> Any:
             known = joined(own, info, axes)
             masks = [None] * phase.batches if live is None else list(live.unbind(0))
-            made = tuple(Batch(a, b, mask, at) for a, b, mask in zip(xs.unbind(0), ys.unbind(0), masks))
-            new = phase.step(state, made[0] if phase.batches == 1 else made, Tape(noise), known)
+            batches = tuple(Batch(a, b, mask, at) for a, b, mask in zip(xs.unbind(0), ys.unbind(0), masks))
+            new = phase.step(state, batches[0] if phase.batches == 1 else batches, Tape(noise), known)
             # A client whose steps are over waits for the others unchanged.
             return new if live is None else only_if(live.any(), new, state)
 
@@ -72,17 +72,17 @@ class Steps:
     def __init__(self, mode: str = "eager") -> None:
         self.mode = mode
         self.notes: list[str] = []
-        self._made: dict[Any, Any] = {}
+        self._cache: dict[Any, Any] = {}
 
     def run(self, work: Work, state: Any) -> Any:
         """The state after all steps of the work's table."""
         while True:
             try:
-                given = (*work.table, work.store.x, work.store.y, work.info, state)
+                arguments = (*work.table, work.store.x, work.store.y, work.info, state)
                 if self.mode == ROWWISE and (single := forms.rowwise(work.phase)) is not None:
-                    return rowwise.run(single, *given)
+                    return rowwise.run(single, *arguments)
                 if self.mode == BY_HAND and (form := forms.dense(work.phase)) is not None:
-                    return dense.run(form, *given)
+                    return dense.run(form, *arguments)
                 with stacked(work.together.size > 1 and self.mode in ("graph", "compiled")):
                     return self._replay(work, state) if self._captures(work) else self._run(work, state)
             except (torch.OutOfMemoryError, NotStackable):
@@ -93,20 +93,20 @@ class Steps:
                 lower = MODES[MODES.index(self.mode) + 1] if self.mode in MODES else "eager"
                 self.notes.append(f"steps run {lower} instead of {self.mode}: {first_words(error)}")
                 self.mode = lower
-                self._made.clear()
+                self._cache.clear()
 
     def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
         """f(inputs); in mode "graph" captured at the first call of a key and replayed from then on."""
         shapes = tuple((t.shape, t.dtype) for t in tree_leaves(inputs))
         key = ("carry", key, shapes, torch.get_float32_matmul_precision())
-        if self.mode != "graph" or self._made.get(key) is REFUSED:
+        if self.mode != "graph" or self._cache.get(key) is REFUSED:
             return f(inputs)
         try:
-            if key not in self._made:
-                self._made[key] = Captured(f, inputs)
-            return self._made[key](inputs)
+            if key not in self._cache:
+                self._cache[key] = Captured(f, inputs)
+            return self._cache[key](inputs)
         except Exception as error:
-            self._made[key] = REFUSED
+            self._cache[key] = REFUSED
             self.notes.append(f"evaluation runs without a graph: {first_words(error)}")
             return f(inputs)
 
@@ -132,15 +132,15 @@ class Steps:
         if self.mode in ("eager", ROWWISE, BY_HAND, CAPTURED):
             return stacked_step(work.phase, work.together, masked)
         key = (id(work.phase.step), repr(work.together), masked)
-        if key not in self._made:
-            self._made[key] = Compiled(stacked_step(work.phase, work.together, masked))
-        return self._made[key]
+        if key not in self._cache:
+            self._cache[key] = Compiled(stacked_step(work.phase, work.together, masked))
+        return self._cache[key]
 
     def _replay(self, work: Work, state: Any) -> Any:
         key = ("graph", id(work.phase.step), repr(work.together), work.table.live is None, len(work.table.rows))
-        if key not in self._made:
-            self._made[key] = Graph(self._step(work), work, state)
-        return self._made[key](work, state)
+        if key not in self._cache:
+            self._cache[key] = Graph(self._step(work), work, state)
+        return self._cache[key](work, state)
 
 
 def _one_client(work: Work, state: Any) -> Any:
@@ -155,9 +155,9 @@ def _one_client(work: Work, state: Any) -> Any:
         masks = [None] * several if whole or live is None else list(live[s].to(rows.device))
         # Not x[r]: its general index costs ten times as much for a batch of bytes.
         pairs = [(store.x.index_select(0, r), store.y.index_select(0, r)) for r in pieces[s * several :][:several]]
-        made = tuple(Batch(x, y, mask, at) for (x, y), mask in zip(pairs, masks))
+        batches = tuple(Batch(x, y, mask, at) for (x, y), mask in zip(pairs, masks))
         tape = Tape(work.noise(s, 1)[0, 0] if len(silence) else silence)
-        state = phase.step(state, made[0] if several == 1 else made, tape, info)
+        state = phase.step(state, batches[0] if several == 1 else batches, tape, info)
     return tree_map(lambda t: t[None], state)
 
 

@@ -67,25 +67,25 @@ def check_module(module: str, what: str) -> None:
         )
 
 
-def check_object(found: Any, path: str, what: str) -> None:
+def check_object(target: Any, path: str, what: str) -> None:
     """Refuse a function or class that a module has from elsewhere: `mine:system` after `from os import system`."""
-    if isinstance(found, MethodType):
-        found = found.__func__
-    if not isinstance(found, FunctionType | BuiltinFunctionType | type):
+    if isinstance(target, MethodType):
+        target = target.__func__
+    if not isinstance(target, FunctionType | BuiltinFunctionType | type):
         return
-    home = getattr(found, "__module__", None)
+    home = getattr(target, "__module__", None)
     if not isinstance(home, str):
         raise InputError(f"{what} {path!r} is a part of Python, which no experiment may run; name code of your own")
     if home != path.partition(":")[0]:
         check_module(home, f"{what} {path!r}, which comes from")
 
 
-def check_step(found: Any, step: str, path: str, what: str) -> None:
+def check_step(target: Any, step: str, path: str, what: str) -> None:
     """Refuse the way through a module into another, such as `mine:os.system`, and Python's own names in between."""
     if step.startswith("__"):
         raise InputError(f"{what} {path!r}: {step} is a name of Python's own; name a function or class of yours")
-    if isinstance(found, ModuleType):
-        check_module(found.__name__, f"{what} {path!r}, which leads to")
+    if isinstance(target, ModuleType):
+        check_module(target.__name__, f"{what} {path!r}, which leads to")
 
 
 def _places(spec: ModuleSpec) -> list[Path]:

@@ -62,25 +62,25 @@ class OwnClient(Method):
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)][1:]
         known = options_of(self)
-        given = dict(self.client_options)
+        arguments = dict(self.client_options)
         for p in named:
-            if p.name in known and p.name not in given:
+            if p.name in known and p.name not in arguments:
                 if known[p.name].metadata["kind"] != "program":
                     raise InputError(
                         f"client: {p.name} may change from round to round; read info.options[{p.name!r}] in its steps"
                     )
-                given[p.name] = getattr(self, p.name)
-            if p.default is p.empty and p.name not in given:
+                arguments[p.name] = getattr(self, p.name)
+            if p.default is p.empty and p.name not in arguments:
                 raise InputError(f"client needs {p.name!r}; set it in client_options, such as {p.name} = 0.5")
         names = [p.name for p in named]
-        for name in given:
+        for name in arguments:
             if name not in names and not open_ended:
                 raise unknown("option of client", name, names)
         usual = type(self)()
         for name in self.work:
-            if name not in given and getattr(self, name) != getattr(usual, name):
+            if name not in arguments and getattr(self, name) != getattr(usual, name):
                 raise InputError(f"{name}: the client does not take it; leave it out, or name it in its signature")
-        client = build(model, **given)
+        client = build(model, **arguments)
         if not isinstance(client, Client) or not client.phases:
             raise InputError(f"client: the builder gave a {type(client).__name__}; it must give a Client with phases")
         return client

@@ -279,7 +279,7 @@ def _warn(record: dict[str, Any], kinds: set[str]) -> None:
         kinds.add(why)
 
 
-def refuse_diverged(journal: Sequence[Mapping[str, Any]], kept: str = "") -> None:
-    """Raise where the last round of a journal had nobody left; `kept` says what there is of the rounds before."""
+def refuse_diverged(journal: Sequence[Mapping[str, Any]], remainder: str = "") -> None:
+    """Raise where the last round of a journal had nobody left; `remainder` says what is left of the rounds before."""
     if journal and "diverged" in journal[-1]:
-        raise Diverged(journal[-1]["diverged"] + kept)
+        raise Diverged(journal[-1]["diverged"] + remainder)

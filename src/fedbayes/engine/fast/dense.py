@@ -80,13 +80,13 @@ def _working(counts: Tensor) -> list[int]:
 
 
 def _layers(form: Dense, vectors: Tensor) -> list[Layer]:
-    made, start = [], 0
+    layers, start = [], 0
     for inputs, outputs, has_bias in form.layers:
         end = start + inputs * outputs
         bias = vectors[:, end : end + outputs] if has_bias else None
-        made.append(Layer(vectors[:, start:end].unflatten(1, (outputs, inputs)), bias))
+        layers.append(Layer(vectors[:, start:end].unflatten(1, (outputs, inputs)), bias))
         start = end + outputs * has_bias
-    return made
+    return layers
 
 
 def _gradient(form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:

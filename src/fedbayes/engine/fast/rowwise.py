@@ -31,7 +31,7 @@ FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-
 
 def compiler() -> str | None:
     """A C compiler, where there is one."""
-    return next((found for name in ("gcc", "cc", "clang") if (found := shutil.which(name))), None)
+    return next((path for name in ("gcc", "cc", "clang") if (path := shutil.which(name))), None)
 
 
 @cache
