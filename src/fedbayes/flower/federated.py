@@ -118,7 +118,7 @@ def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], N
             record["test_clients" if record["test"] else "test"] = scores
             record["seconds"] += time.perf_counter() - started
         names = task.clients.names
-        record["took_part"] = [names[k] if names else k for k in engine.took_part]
+        record["took_part"] = [names[k] if names else k for k in engine.asking.took_part]
         record |= engine.take_bytes()
         if late := engine.take_notes():
             record["notes"] = [*record.get("notes", []), *late]
@@ -143,5 +143,7 @@ def _steady(task: Task, progress: Progress, own: OwnStore, after: Callable[[], N
                 raise
             taken_back += 1
             number = progress.state.round
-            engine.notes.append(f"round {number} was taken back, and trained on from the posterior before it: {error}")
+            engine.asking.notes.append(
+                f"round {number} was taken back, and trained on from the posterior before it: {error}"
+            )
             before = progress = progress._replace(state=before.state._replace(round=number))

@@ -9,11 +9,11 @@ from fedbayes.engine.loop import Loop
 from fedbayes.errors import InputError
 from fedbayes.federation.kept import NOISE_PART
 from fedbayes.federation.program import SERVER, TRAIN, FederationState, Order, Outcome, OwnState, Program, nothing
-from fedbayes.federation.round import drawn
+from fedbayes.flower.asking import Asking
 from fedbayes.flower.border import Form, Refusal, guarded, reply_of, scores_of
 from fedbayes.flower.node import EVALUATE, REFINE
 from fedbayes.flower.node import TRAIN as ASK
-from fedbayes.flower.post import Answer, exchange
+from fedbayes.flower.post import Answer
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings
 from fedbayes.flower.total import Total
@@ -31,35 +31,37 @@ class Remote:
     name = "flower"
 
     def __init__(self, task: Task, roll: Roll, settings: Settings, head: Head) -> None:
-        self.task, self.roll, self.settings, self.head = task, roll, settings, head
+        self.asking, self.roll, self.settings = Asking(task, roll, settings, head), roll, settings
         self.program = task.program
         self.seed, self.store = task.seed, task.engine.store
         self.local = Loop(self.store, seed=self.seed)  # the server's own training
-        self.bytes = {"bytes_down": 0, "bytes_up": 0}
-        self.notes: list[str] = []
-        self.took_part: list[int] = []  # whose uploads the last round's sum is of
-        self.begun = False
 
     def run(self, program: Program, order: Order, own: OwnState, after: Callable[[], None] = nothing) -> Outcome:
-        """Ask the cohort, refuse what can't be used, and close on the rest once enough have answered."""
+        """Let the clients of an order contribute, wherever they are; the server's own training is done here."""
         if order.cohort == (SERVER,):
             return self.local.run(program, order, own, after)
         if order.purpose != TRAIN:
             raise InputError(f"{order.purpose}: on Flower clients run the rounds of training and nothing beside them")
         if self.settings.secure:
             return self._secure(order, own, after)
+        return self._in_clear(order, own, after)
+
+    def _in_clear(self, order: Order, own: OwnState, after: Callable[[], None]) -> Outcome:
+        """Ask the cohort, refuse what can't be used, and close on the rest once enough have answered."""
         least = min(self.settings.min_clients, len(order.cohort))  # of a cohort that was made to drop out, who is left
         total = Total(self.program, order, self.settings.coding)
         like = self.program.pooling.uploaded({part: total.sent[part] for part in self.program.pooling.rules})
         for attempt in range(self.settings.attempts if order.cohort else 0):
             if attempt:
-                self.notes.append(f"{total.counted} of at least {least} clients answered; the others were asked again")
-            nodes = self._choose(order, total)
+                self.asking.notes.append(
+                    f"{total.counted} of at least {least} clients answered; the others were asked again"
+                )
+            nodes = self.asking.choose(order, total)
             waiting, rows = set(nodes), {k: self.roll.cards[node].rows for k, node in nodes.items()}
             for client, answer in self._ask(order, own, nodes):
                 waiting.discard(client)
                 form = Form(like, self.settings.coding, total.sent, rows[client])
-                reply = guarded(client, reply_of, answer, self._expected(client, order.round), form)
+                reply = guarded(client, reply_of, answer, self.asking.expected(client, order.round), form)
                 if isinstance(reply, Refusal):
                     total.left_out[client] = reply.reason
                     self.roll.count(reply)
@@ -71,9 +73,9 @@ class Remote:
                 after()
             if total.counted >= least:
                 break
-        self.notes += total.notes
+        self.asking.notes += total.notes
         if total.counted >= least:
-            self.took_part = sorted(total.own)
+            self.asking.took_part = sorted(total.own)
             return total.outcome()
         reasons = "; ".join(f"client {k}: {text}" for k, text in total.left_out.items()) or "no node was online"
         raise InputError(
@@ -85,15 +87,15 @@ class Remote:
         """The sum without the terms."""
         from fedbayes.flower.secure_round import SecureRound  # needs Flower's cryptography
 
-        return SecureRound(self, order, lambda k: _counted(own(k)), after).run()
+        return SecureRound(self.asking, order, lambda k: _counted(own(k)), after).run()
 
     def take_notes(self) -> list[str]:
-        notes, self.notes = [*self.roll.take_notes(), *self.notes], []
+        notes, self.asking.notes = [*self.roll.take_notes(), *self.asking.notes], []
         return notes
 
     def take_bytes(self) -> dict[str, int]:
         """Bytes of arrays sent and received since it was last asked."""
-        moved, self.bytes = self.bytes, {"bytes_down": 0, "bytes_up": 0}
+        moved, self.asking.bytes = self.asking.bytes, {"bytes_down": 0, "bytes_up": 0}
         return moved
 
     def scores(self, state: FederationState) -> dict[str, float]:
@@ -124,58 +126,26 @@ class Remote:
         cards = {card.client: card for card in self.roll.cards.values()}
         clients = {node: client for client, node in online.items() if cards[client].test_rows}
         arrays = write(parts, self.settings.coding)
-        letters = {n: Letter({**self._coded(), **about(k), "client": k}, arrays) for n, k in clients.items()}
+        letters = {n: Letter({**self.asking.coded(), **about(k), "client": k}, arrays) for n, k in clients.items()}
         scores: dict[int, Sums] = {}
-        for node, answer in self._exchange(kind, letters):
+        for node, answer in self.asking.exchange(kind, letters):
             client = clients[node]
-            expected = self._expected(client, letters[node].head["round"])
+            expected = self.asking.expected(client, letters[node].head["round"])
             target = self.program.model.likelihood.kind
             reply = guarded(client, scores_of, answer, expected, target, cards[client].test_rows)
             if isinstance(reply, Refusal):
-                self.notes.append(f"client {client} was left out of the scores: {reply.reason}")
+                self.asking.notes.append(f"client {client} was left out of the scores: {reply.reason}")
                 self.roll.count(reply)
             else:
                 scores[client] = reply.sums
         yield from sorted(scores.items())
 
-    def _choose(self, order: Order, total: Total) -> dict[int, int]:
-        """Whom to ask: the cohort, and for who is not online the next in the round's order; a node for each."""
-        missing = [k for k in order.cohort if k not in total.own]
-        # At first all are waited for; later only so many as a round can't do without.
-        hoped = [k for k in missing if k not in self.roll.put_aside]
-        online = self.roll.wait_for(self.settings.min_clients - total.counted if self.begun else len(hoped))
-        self.begun = True
-        nodes = {k: online[k] for k in missing if k in online}
-        called = {*order.cohort, *order.dropped, *total.own}
-        line = drawn(order.round, clients=len(self.task.clients), seed=self.task.seed).tolist()
-        spare = iter([k for k in line if k in online and k not in called])
-        for k in missing:
-            if k not in online:
-                other = next(spare, None)
-                total.left_out[k] = self.roll.absence(k) + ("" if other is None else f"; client {other} stood in")
-                nodes |= {} if other is None else {other: online[other]}
-        return dict(sorted(nodes.items()))
-
     def _ask(self, order: Order, own: OwnState, nodes: Mapping[int, int]) -> Iterator[tuple[int, Answer]]:
         sent = write(order.broadcast, self.settings.coding)
-        head = {**self._coded(), "round": order.round}
+        head = {**self.asking.coded(), "round": order.round}
         letters = {node: Letter({**head, "client": k, "counted": _counted(own(k))}, sent) for k, node in nodes.items()}
-        for node, answer in self._exchange(ASK, letters):
+        for node, answer in self.asking.exchange(ASK, letters):
             yield letters[node].head["client"], answer
-
-    def _exchange(self, kind: str, letters: Mapping[int, Letter]) -> Iterator[tuple[int, Answer]]:
-        self.bytes["bytes_down"] += sum(letter.size for letter in letters.values())
-        for node, answer in exchange(self.roll.post, kind, letters, self.settings.timeout):
-            size = guarded(node, lambda answer: answer.size, answer)
-            self.bytes["bytes_up"] += 0 if isinstance(size, Refusal) else size
-            yield node, answer
-
-    def _coded(self) -> Head:
-        return {**self.head, "dtype": self.settings.dtype, "delta": self.settings.delta}
-
-    def _expected(self, client: int, number: int) -> Head:
-        """What the head of a client's reply must say."""
-        return {**self.head, "client": client, "round": number}
 
 
 def _counted(own: Own | None) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Order, Outcome
+from fedbayes.flower.asking import Asking
 from fedbayes.flower.border import Refusal
 from fedbayes.flower.hidden import NoPosterior
 from fedbayes.flower.post import Answer
@@ -17,15 +17,12 @@ from fedbayes.flower.shown import Clients
 from fedbayes.flower.total import Total
 from fedbayes.flower.wire import Letter
 
-if TYPE_CHECKING:
-    from fedbayes.flower.remote import Remote
-
 
 class SecureRound:
     """What the attempts at a round's sum have in common."""
 
-    def __init__(self, remote: Remote, order: Order, counted: Callable[[int], int], after: Callable[[], None]) -> None:
-        self.remote, self.order, self.counted, self.after = remote, order, counted, after
+    def __init__(self, asking: Asking, order: Order, counted: Callable[[int], int], after: Callable[[], None]) -> None:
+        self.asking, self.order, self.counted, self.after = asking, order, counted, after
         self.sums: list[Clients] = []  # that were asked for, and may be known
         self.spoilers: dict[int, str] = {}  # who made an attempt useless, and is not asked again in this round
         self.evidence: list[Evidence] = []
@@ -33,8 +30,8 @@ class SecureRound:
 
     def run(self) -> Outcome:
         """The sum of an attempt; without any contribution where it is no posterior, and nobody knows by whose fault."""
-        remote, failed, number, why = self.remote, 0, 0, ""
-        while failed < remote.settings.attempts:
+        asking, failed, number, why = self.asking, 0, 0, ""
+        while failed < asking.settings.attempts:
             attempt = self._attempt(number)
             number += 1
             try:
@@ -56,44 +53,44 @@ class SecureRound:
             self._count(attempt)
             others = [refusal for k, refusal in sorted(attempt.refusals.items()) if k not in self.spoilers]
             why += "".join(f"; {refusal}" for refusal in others)
-            remote.notes.append(f"the secure sum was begun anew: {why}")
+            asking.notes.append(f"the secure sum was begun anew: {why}")
         raise InputError(
             f"round {self.order.round + 1}: no secure sum came about ({why}). "
             "The rounds before it are kept: start the run again into the same folder when the nodes are back"
         )
 
     def _attempt(self, number: int) -> SecureSum:
-        remote = self.remote
-        head = {**remote._coded(), "attempt": f"{number}-{secrets.token_hex(8)}"}
-        attempt = SecureSum(remote.program, self.order, remote.settings, head, self.sums)
+        asking = self.asking
+        head = {**asking.coded(), "attempt": f"{number}-{secrets.token_hex(8)}"}
+        attempt = SecureSum(asking.program, self.order, asking.settings, head, self.sums)
         attempt.evidence = self.evidence
         return attempt
 
     def _sum(self, attempt: SecureSum) -> Outcome:
-        remote = self.remote
-        self.chosen = Total(remote.program, self.order, remote.settings.coding)
-        asked = {k: node for k, node in remote._choose(self.order, self.chosen).items() if k not in self.spoilers}
-        rows = [remote.roll.cards[node].rows for node in asked.values()]
+        asking = self.asking
+        self.chosen = Total(asking.program, self.order, asking.settings.coding)
+        asked = {k: node for k, node in asking.choose(self.order, self.chosen).items() if k not in self.spoilers}
+        rows = [asking.roll.cards[node].rows for node in asked.values()]
         self.unit = self.unit or sum(rows) / max(1, len(rows))
         counted = {k: self.counted(k) for k in asked}
 
         def exchange(kind: str, letters: Mapping[int, Letter]) -> Iterator[tuple[int, Answer]]:
             clients = {asked[k]: k for k in letters}
-            for node, answer in remote._exchange(kind, {asked[k]: letter for k, letter in letters.items()}):
+            for node, answer in asking.exchange(kind, {asked[k]: letter for k, letter in letters.items()}):
                 if isinstance(answer, str):  # it may be gone, though Flower does not know yet
-                    remote.roll.forget(clients[node])
+                    asking.roll.forget(clients[node])
                 if kind == MASKED:
                     self.after()
                 yield clients[node], answer
 
         def expected(k: int) -> dict[str, object]:
-            return remote._expected(k, self.order.round)
+            return asking.expected(k, self.order.round)
 
         return attempt.run(counted, self.unit, exchange, expected)
 
     def _count(self, attempt: SecureSum) -> None:
         for refusal in (*attempt.refusals.values(), *attempt.withheld.values()):
-            self.remote.roll.count(refusal)
+            self.asking.roll.count(refusal)
 
     def _left_out(self, attempt: SecureSum) -> dict[int, str]:
         refused = {k: refusal.reason for k, refusal in attempt.refusals.items()}
@@ -102,14 +99,14 @@ class SecureRound:
     def _closed(self, attempt: SecureSum, outcome: Outcome) -> Outcome:
         notes = [f"client {k} had lost its own state, and began anew" for k in attempt.lost]
         notes += [f"client {k} is in the sum, but: {given.reason}" for k, given in sorted(attempt.withheld.items())]
-        self.remote.notes += notes
-        self.remote.took_part = sorted(outcome.own)
+        self.asking.notes += notes
+        self.asking.took_part = sorted(outcome.own)
         return outcome._replace(left_out=self._left_out(attempt))
 
     def _skipped(self, attempt: SecureSum, why: str) -> Outcome:
         """A round without a contribution: the posterior stays, and what clients keep is as it was before."""
         clients = sorted(self.sums[-1])
         reason = f"the sum of {len(clients)} clients is no posterior ({why}): one of them spoilt it under its masks"
-        self.remote.notes.append(f"the round was skipped: {reason}")
-        self.remote.took_part = []
+        self.asking.notes.append(f"the round was skipped: {reason}")
+        self.asking.took_part = []
         return Outcome(None, [], {}, {**self._left_out(attempt), **dict.fromkeys(clients, reason)}, {}, 0)
