@@ -21,6 +21,7 @@ from fedbayes.flower import masks, secure_node
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.node import SECURE
 from fedbayes.flower.post import Answer
+from fedbayes.flower.promises import Evidence
 from fedbayes.flower.wire import Letter
 from fedbayes.posterior.values import check
 
@@ -270,32 +271,48 @@ def test_the_letters_travel_as_flowers_records(monkeypatch: pytest.MonkeyPatch) 
         assert federation.verdict(outcome) == expected
 
 
-def test_a_server_without_proof_gets_no_sum_of_the_others() -> None:
+RING: dict[str, tuple[Callable[[str], Any], Callable[[int, list[bytes]], list[bytes]] | None, str]] = {
+    "all": (lambda kind: True, None, "counted"),
+    "gone before its vector": (lambda kind: kind != MASKED, None, "refused"),
+    "gone before its shares": (lambda kind: kind != SHARES, None, "refused"),
+    "gone after its vector": (lambda kind: kind != UNMASK, None, "counted"),
+    "false shares": (lambda kind: True, DEALS["a seed that is none"][0], "refused"),
+}
+
+
+@pytest.mark.parametrize("what", RING)
+def test_on_a_ring_where_not_all_are_neighbours(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a cohort of more than 65; here each of five has two neighbours, and the sum is the same to the bit."""
+    answers, false, expected = RING[what]
+    federation.whole(), federation.others()  # among all
+    monkeypatch.setattr(masks, "NEIGHBOURS", 1)
+    post = Post(
+        lambda kind, k, letter, reply: reply if answers(kind) else None,
+        lambda kind: nullcontext() if false is None else dealing(kind, false),
+    )
+    outcome, _ = federation.summed(post)
+    assert federation.verdict(outcome) == expected
+    assert {len(letter.head["near"]) for kind, _, letter in post.asked if kind == SHARES} == {2}
+
+
+@pytest.mark.parametrize(("named", "why"), [(False, "would show client 1"), (True, "no evidence against client 1")])
+def test_a_server_without_proof_gets_no_sum_of_the_others(named: bool, why: str) -> None:
     """A curious server says that client 1 dealt false shares: the nodes look at what client 1 promised them."""
     false, _, _ = DEALS["a seed that is none"]
     post = Post(lambda kind, k, letter, reply: reply, lambda kind: dealing(kind, false))
     federation.summed(post)
-    (attempt, evidence) = next(
-        (letter.head["attempt"], letter.head["evidence"])
-        for kind, k, letter in post.asked
-        if kind == UNMASK and letter.head["evidence"]
-    )
+    (written,) = next(x.head["evidence"] for kind, _, x in post.asked if kind == UNMASK and x.head["evidence"])
     honest = plain()
     federation.summed(honest)
     asked = [(kind, letter) for kind, k, letter in honest.asked if k == 0 and kind in SECURE]
-    said = [
-        federation.answer(federation.nodes()[0], kind, Letter(change(kind, letter.head), letter.arrays), honest.kept[0])
-        for kind, letter in asked
-        for change in [
-            lambda kind, head: {
-                **head,
-                "attempt": "1-curious",
-                **({"alive": [0, 2, 3, 4], "gone": [1], "evidence": evidence} if kind == UNMASK else {}),
-            }
-        ]
-    ]
-    assert "no evidence against client 1" in said[-1].head["refused"]
-    assert attempt
+    evidence = Evidence.read(written)
+    if named:
+        evidence = evidence._replace(attempt=asked[0][1].head["attempt"])
+    without = {"alive": [0, 2, 3, 4], "gone": [1], "evidence": [evidence.written()]}
+    for kind, letter in asked:
+        head = {**letter.head, "attempt": "1-curious", **(without if kind == UNMASK else {})}
+        reply = federation.answer(federation.nodes()[0], kind, Letter(head, letter.arrays), honest.kept[0])
+    assert why in reply.head["refused"]
 
 
 @pytest.mark.parametrize("add", [2**61, -(2**61), 2**62, 2**63, 1])

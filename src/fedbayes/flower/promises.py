@@ -87,6 +87,11 @@ def _combined(promise: Promise, shares: Mapping[int, bytes]) -> bytes | None:
     return secret
 
 
+def signed_text(purpose: str, root: bytes) -> str:
+    """What a client signs of its promise, for those who are no neighbours of it."""
+    return f"{purpose} {root.hex()}"
+
+
 class Evidence(NamedTuple):
     """That a client's shares of its seed are not of the seed that it promised: its own promise, and the shares."""
 
@@ -94,17 +99,28 @@ class Evidence(NamedTuple):
     attempt: str
     promise: bytes
     shares: dict[int, bytes]  # by the holder's place in the promise, as many as give a secret
+    key: bytes  # its public key, and its signature of the promise by it
+    proof: bytes
 
     @classmethod
-    def against(cls, client: int, attempt: str, promise: Promise, shares: Mapping[int, bytes]) -> Evidence:
+    def against(
+        cls, client: int, attempt: str, promise: Promise, shares: Mapping[int, bytes], signed: tuple[bytes, bytes]
+    ) -> Evidence:
         used = sorted(shares)[: masks.threshold(len(promise.holders))]
-        return cls(client, attempt, promise.block, {promise.holders.index(k): shares[k] for k in used})
+        return cls(client, attempt, promise.block, {promise.holders.index(k): shares[k] for k in used}, *signed)
 
-    def holds(self, root: bytes) -> bool:
-        """Whether it tells against the client who gave this root: no seed that it promised can come of its shares."""
+    def holds(self, root: bytes | None, purpose: str) -> bool:
+        """Whether no seed that the client promised can come of its shares.
+
+        A neighbour has the promise's root from the client itself; without, the client's signature must do.
+        """
         promise = Promise(self.promise, range((len(self.promise) - WHOLE) // (2 * SHORT)))
+        if root is None:
+            known = masks.proves(self.key, self.proof, signed_text(purpose, promise.root))
+        else:
+            known = promise.root == root
         return (
-            promise.root == root
+            known
             and len(self.shares) == masks.threshold(len(promise.holders))
             and all(at in promise.holders for at in self.shares)
             and all(short(share) == promise.share(at, of_key=False) for at, share in self.shares.items())
@@ -113,11 +129,11 @@ class Evidence(NamedTuple):
 
     def written(self) -> bytes:
         shares = {str(at): share.hex() for at, share in self.shares.items()}
-        return json.dumps([self.client, self.attempt, self.promise.hex(), shares]).encode()
+        blocks = [block.hex() for block in (self.promise, self.key, self.proof)]
+        return json.dumps([self.client, self.attempt, shares, *blocks]).encode()
 
     @classmethod
     def read(cls, block: bytes) -> Evidence:
-        client, attempt, promise, shares = json.loads(block)
-        return cls(
-            client, attempt, bytes.fromhex(promise), {int(at): bytes.fromhex(share) for at, share in shares.items()}
-        )
+        client, attempt, shares, *blocks = json.loads(block)
+        promise, key, proof = map(bytes.fromhex, blocks)
+        return cls(client, attempt, promise, {int(at): bytes.fromhex(s) for at, s in shares.items()}, key, proof)

@@ -17,7 +17,7 @@ from fedbayes.flower import masks
 from fedbayes.flower.border import FIGURES, block, listed, names, opened, truth
 from fedbayes.flower.fixed import RANGE
 from fedbayes.flower.post import Answer
-from fedbayes.flower.promises import Promise, short
+from fedbayes.flower.promises import Promise, short, signed_text
 from fedbayes.flower.wire import Head, Refused
 
 BOX = 1024  # bytes of a box, at most
@@ -47,18 +47,31 @@ class Dealt(NamedTuple):
 
     boxes: dict[int, bytes]
     promise: Promise
+    proof: bytes  # that the promise is its own
 
 
-def dealt_of(answer: Answer, expected: Head, client: int, near: Sequence[int]) -> Dealt:
-    head = opened(answer, expected).head
+class Dealer(NamedTuple):
+    """Who deals: its number, its neighbours, its public key, and for what it signs."""
+
+    client: int
+    near: Sequence[int]
+    key: bytes
+    purpose: str
+
+
+def dealt_of(answer: Answer, expected: Head, dealer: Dealer) -> Dealt:
+    head, near = opened(answer, expected).head, dealer.near
     boxes = listed(head, "boxes", bytes, len(near))
     if len(boxes) != len(near) or not all(0 < len(sealed) <= BOX for sealed in boxes):
         raise Refused(f"its boxes are not {len(near)} of at most {BOX} bytes")
     size = Promise.size(len(near) + 1)
-    promise = block(head, "promise", size)
-    if len(promise) != size:
-        raise Refused(f"its promise is {len(promise)} bytes, not {size}")
-    return Dealt(dict(zip(near, boxes)), Promise(promise, sorted([client, *near])))
+    promise = Promise(block(head, "promise", size), sorted([dealer.client, *near]))
+    if len(promise.block) != size:
+        raise Refused(f"its promise is {len(promise.block)} bytes, not {size}")
+    proof = block(head, "promise_proof", masks.PROOF)
+    if not masks.proves(dealer.key, proof, signed_text(dealer.purpose, promise.root)):
+        raise Refused("promise_proof does not show that its promise is its own")
+    return Dealt(dict(zip(near, boxes)), promise, proof)
 
 
 class Form(NamedTuple):

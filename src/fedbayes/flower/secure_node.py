@@ -16,7 +16,7 @@ from fedbayes.flower import masks
 from fedbayes.flower.fixed import METRIC, RANGE, flat, quantise, split
 from fedbayes.flower.kept import Kept
 from fedbayes.flower.node import Node
-from fedbayes.flower.promises import Evidence, Promise, pair
+from fedbayes.flower.promises import Evidence, Promise, pair, signed_text
 from fedbayes.flower.secure_letters import SUM
 from fedbayes.flower.shown import LEAST, Sum, digest
 from fedbayes.flower.wire import Head, Letter, Refused
@@ -93,7 +93,9 @@ def shares(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
         "held": {str(node.client): [share.hex() for share in given[node.client]]},
         "roots": {str(node.client): promise.root.hex()},
     }
-    return Letter(node.reply(letter, boxes=boxes, promise=promise.block), {})
+    text = signed_text(masks.purpose(f"promise {node.client}", *secret["at"]), promise.root)
+    proof = masks.proof(bytes.fromhex(secret["mask"]), text)
+    return Letter(node.reply(letter, boxes=boxes, promise=promise.block, promise_proof=proof), {})
 
 
 def masked(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Letter:
@@ -141,18 +143,22 @@ def unmask(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
     run, number, _ = secret["at"]
     key = f"{run} {letter.head['method']} {number}"
     for written in letter.head["evidence"]:
-        _strike(secret["past"], Evidence.read(written), kept, key)
+        _strike(secret, Evidence.read(written), kept, key)
     kept.shown.admit(Sum(key, secret["broadcast"], frozenset(alive)))
     held = {int(k): [bytes.fromhex(share) for share in pair] for k, pair in secret["held"].items()}
     of = sorted((near | {*gone}) & {*held})
     return Letter(node.reply(letter, of=of, shares=[held[k][0] if k in near else held[k][1] for k in of]), {})
 
 
-def _strike(past: dict[str, Any], evidence: Evidence, kept: Kept, key: str) -> None:
+def _strike(secret: dict[str, Any], evidence: Evidence, kept: Kept, key: str) -> None:
     """Strike a client from a sum that its own false shares have kept from being shown: it is not hidden any more."""
-    told = past.get(evidence.attempt, {"roots": {}})
+    told = secret["past"].get(evidence.attempt)
+    if told is None:  # it gave no shares in that attempt, and has nothing to strike
+        return
     root = told["roots"].get(str(evidence.client))
-    if root is None or not evidence.holds(bytes.fromhex(root)):
+    run, number, _ = secret["at"]
+    purpose = masks.purpose(f"promise {evidence.client}", run, number, evidence.attempt)
+    if not evidence.holds(None if root is None else bytes.fromhex(root), purpose):
         raise Refused(f"there is no evidence against client {evidence.client}")
     kept.shown.strike(key, frozenset(told["clients"]), evidence.client)
 

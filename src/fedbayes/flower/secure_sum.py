@@ -15,7 +15,7 @@ from fedbayes.flower.border import Refusal, Unusable, guarded
 from fedbayes.flower.hidden import Hidden
 from fedbayes.flower.post import Answer
 from fedbayes.flower.promises import Evidence, Promise, key_of, seed_of
-from fedbayes.flower.secure_letters import Dealt, Form, Keys, dealt_of, keys_of, masked_of, shares_of
+from fedbayes.flower.secure_letters import Dealer, Dealt, Form, Keys, dealt_of, keys_of, masked_of, shares_of
 from fedbayes.flower.settings import Settings
 from fedbayes.flower.shown import LEAST, Clients, few, names
 from fedbayes.flower.wire import Head, Letter, write
@@ -106,8 +106,12 @@ class SecureSum:
             }
             for k, others in self.near.items()
         }
-        near = self.near
-        return dict(sorted(self._ask(SHARES, about, lambda k, a: dealt_of(a, self.expected(k), k, near[k]))))
+
+        def read(k: int, answer: Answer) -> Dealt:
+            dealer = Dealer(k, self.near[k], self.keys[k].mask, masks.purpose(f"promise {k}", *self.at))
+            return dealt_of(answer, self.expected(k), dealer)
+
+        return dict(sorted(self._ask(SHARES, about, read)))
 
     def _masked(self, about: Mapping[int, Head]) -> Hidden:
         hidden = Hidden(self.program, self.order)
@@ -198,7 +202,8 @@ class SecureSum:
             else:
                 found[k] = secret
         if false:
-            evidence = [Evidence.against(k, self.at[2], false[k], shares[k]) for k in false if k in alive]
+            signed = {k: (self.keys[k].mask, self.dealt[k].proof) for k in false}
+            evidence = [Evidence.against(k, self.at[2], false[k], shares[k], signed[k]) for k in false if k in alive]
             raise Spoilt(dict.fromkeys(false, "the shares that it dealt are not of what it promised"), evidence)
         for k, secret in found.items():
             if k in alive:
