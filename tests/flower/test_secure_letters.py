@@ -76,7 +76,7 @@ HEADS: dict[str, dict[str, tuple[Change, str]]] = {
         "copied": (field("boxes", lambda own, other: other), "refused"),
         "reversed": (field("boxes", lambda own, other: own[::-1]), "refused"),
         "one random": (field("boxes", lambda own, other: [bytes(200), *own[1:]]), "counted"),
-        "two swapped": (field("boxes", lambda own, other: [own[1], own[0], *own[2:]]), "counted"),
+        "two swapped": (field("boxes", lambda own, other: [own[1], own[0], *own[2:]]), "refused"),
         "no promise": (without("promise"), "refused"),
         "short promise": (field("promise", b"abc"), "refused"),
         "random promise": (field("promise", lambda own, other: bytes(len(own))), "refused"),
@@ -249,6 +249,18 @@ def test_false_shares_concern_who_dealt_them(what: str) -> None:
     )
     outcome, _ = federation.summed(post)
     assert federation.verdict(outcome) == expected
+
+
+def test_a_dealer_that_keeps_its_own_share_back_does_not_end_the_round() -> None:
+    """Two boxes can't be opened, and the share that would make up for one of them is not given."""
+
+    def spoil(kind: str, k: int, letter: Letter, reply: Letter) -> Letter:
+        if kind == SHARES:
+            return Letter({**reply.head, "boxes": [bytes(200), bytes(200), *reply.head["boxes"][2:]]}, {})
+        return Letter({**reply.head, "of": []}, {}) if kind == UNMASK else reply
+
+    outcome, _ = federation.summed(Post(spoil))
+    assert federation.verdict(outcome) == "refused"
 
 
 def test_the_letters_travel_as_flowers_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,19 +137,20 @@ class SecureSum:
     def _settled(self, replies: Mapping[int, Any], bad: Mapping[int, frozenset[int]]) -> Clients:
         """Who is in the sum; ends the attempt where it could not be unmasked, or must not be."""
         self.bad = bad
-        blamed = {}
-        for k, dealt in self.dealt.items():
-            holders = len(dealt.promise.holders)
-            complaints = sum(k in theirs for theirs in bad.values())
-            if complaints > holders - masks.threshold(holders):
-                blamed[k] = f"{complaints} of its {holders - 1} neighbours could not use the shares that it dealt"
+        complaints = {k: sum(k in theirs for theirs in bad.values()) for k in self.dealt}
+        # A dealer may keep its own share back: the others' must do. One complaint is too few to believe.
+        spare = {k: len(dealt.promise.holders) - 1 - self._needed(k) for k, dealt in self.dealt.items()}
+        blamed = {k: number for k, number in complaints.items() if number > max(1, spare[k])}
         if blamed:
-            raise Spoilt(blamed)
+            text = "of its neighbours could not use the shares that it dealt"
+            raise Spoilt({k: f"{number} {text}" for k, number in blamed.items()})
         self._enough(replies)
         alive = frozenset(replies)
         for k, dealt in self.dealt.items():
             able = [j for j in dealt.promise.holders if j in alive and k not in bad[j]]
-            if len(able) < masks.threshold(len(dealt.promise.holders)):
+            if complaints[k] and spare[k] > 0:
+                able = [j for j in able if j != k]
+            if len(able) < self._needed(k):
                 raise TooFew(f"{len(able)} clients are left that hold shares of client {k}'s mask")
         if clients := few([*self.before, alive]):
             raise TooFew(
@@ -184,8 +185,11 @@ class SecureSum:
                 break
         return shares
 
+    def _needed(self, k: int) -> int:
+        return masks.threshold(len(self.dealt[k].promise.holders))
+
     def _missing(self, k: int, held: Mapping[int, bytes]) -> int:
-        return masks.threshold(len(self.dealt[k].promise.holders)) - len(held)
+        return self._needed(k) - len(held)
 
     def _masks(self, alive: Clients, shares: Mapping[int, Mapping[int, bytes]], size: int) -> Iterator[np.ndarray]:
         """What takes the masks off the sum: those of who is in it, and of the others what is left of theirs."""
