@@ -15,7 +15,18 @@ from fedbayes.engine.choice import Carry
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation.kept import Kept
-from fedbayes.federation.program import PERSONAL, Engine, FederationState, Order, OwnState, Program
+from fedbayes.federation.program import (
+    AT_SERVER,
+    GATHER,
+    PERSONAL,
+    STATISTICS,
+    TRAIN,
+    Engine,
+    FederationState,
+    Order,
+    OwnState,
+    Program,
+)
 from fedbayes.federation.round import at_home, begin, gathering
 from fedbayes.federation.schedule import Scheduler
 from fedbayes.posterior.values import Parts, Posterior, check, map_tensors
@@ -88,7 +99,12 @@ class Task:
 
     def widths(self) -> dict[str, Widths]:
         """How many clients run at once by now, for each purpose: a run that is resumed goes on with it."""
-        return self.engine.widths if isinstance(self.engine, Stacked) else {}
+        if not isinstance(self.engine, Stacked):
+            return {}
+        beside = {PERSONAL, *(() if self.gather is None else (GATHER,))}
+        stages = {stage.name for stage in self.program.stages} & {STATISTICS}
+        server = {AT_SERVER} if any(stage.server is not None for stage in self.program.stages) else set()
+        return {purpose: self.engine.widths[purpose] for purpose in sorted({TRAIN} | beside | stages | server)}
 
     def go_on_with(self, widths: Mapping[str, Sequence[int]]) -> None:
         """Run as many clients at once as a run before, whatever memory is free now."""
