@@ -1,10 +1,14 @@
 """Experiments small enough to train in a moment, on a user's own code."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fedbayes.experiments.experiment import Experiment
+
+with suppress(ImportError):
+    import setuptools  # noqa: F401  (torch's compiler needs it, and it can't follow Python's own distutils)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ CORE = [
 ]
 
 
-OF_FLOWER = ("flwr", "grpc", "cryptography", "uvicorn", "starlette")  # what the extra `flower` brings
+OF_FLOWER = ("flwr", "grpc", "cryptography", "httpx", "uvicorn", "starlette")  # what the extra `flower` brings
 
 
 def test_the_walk_finds_the_core():

@@ -173,7 +173,7 @@ def test_users_that_keep_nothing_apart_are_refused(scripts: Scripts, users: tupl
 )
 def test_root_starts_each_part_as_its_own_user_who_ends_with_the_script(scripts: Scripts) -> None:
     for folder in (scripts.app, *scripts.app.parents):
-        if folder.stat().st_uid == 0 and folder.name.startswith(("pytest-", "test_")):
+        if folder.stat().st_uid == 0 and folder.name.startswith(("pytest-", "popen-", "test_")):
             folder.chmod(0o755)
     scripts.notes.chmod(0o777)
     process = scripts.start("supernode.sh", "0", KEY_USER="daemon", APP_USER="nobody")
