@@ -75,6 +75,20 @@ def test_so_is_a_fault_of_one_client_later_in_its_steps() -> None:
         fit(Network(tires), sites(), method="fedavg", rounds=3, engine="stacked", at_once=2)
 
 
+def test_a_fault_that_comes_once_is_not_taken_for_one_of_vmap() -> None:
+    calls = []
+
+    def stumbles(network: nn.Module, out: Tensor) -> Tensor:
+        if network.training:
+            calls.append(out)
+            if len(calls) == 4:
+                raise ValueError("the table was not there yet")
+        return out
+
+    with pytest.raises(ValueError, match="not there yet"):
+        fit(Network(stumbles), sites(), method="fedavg", rounds=2, engine="stacked")
+
+
 @pytest.mark.parametrize("place", ["outcomes", "table_of", "info_of"])
 def test_a_fault_of_the_engine_is_raised_as_itself(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 SECONDS = 30  # after which a case hangs
 TICK = 2.0  # seconds between two looks at the clock
 SPARE = 3 << 30  # bytes that a case may take beside what the process has
+FRESH = multiprocessing.get_context("spawn")  # no fork: the tests around it may hold a GPU
 FINE = ("done", "refused", "stopped")
 
 
@@ -139,7 +140,7 @@ def limit_memory() -> None:
 
 def _work(case: Case, post: Any, place: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tempfile.tempdir = place
+    _begin(place)
     limit_memory()
     while (seed := post.recv()) is not None:
         folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
@@ -162,8 +163,7 @@ class Worker:
 
     def _start(self) -> None:
         self.post, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=_work, args=(self.case, theirs, self.place), daemon=True)
+        self.process = FRESH.Process(target=_work, args=(self.case, theirs, self.place), daemon=True)
         self.process.start()
         theirs.close()
         self.seed: int | None = None
@@ -220,18 +220,19 @@ def verdicts(
     case: Case, seeds: Iterable[int], workers: int = 1, prepare: Callable[[], object] | None = None
 ) -> Iterator[tuple[int, Verdict]]:
     """Each seed's verdict, as they come; `prepare` makes what all cases share, before the clock runs."""
-    _warm_up()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
         if prepare is not None:
-            first = multiprocessing.get_context("fork").Process(target=_prepare, args=(prepare, place))
+            first = FRESH.Process(target=_prepare, args=(prepare, place))
             first.start()
             first.join()
             assert first.exitcode == 0, "the cases can't be prepared"
         yield from _verdicts(case, seeds, [Worker(case, place) for _ in range(workers)])
 
 
-def _warm_up() -> None:
-    """Import what torch imports late: an interrupt there would leave half a module behind."""
+def _begin(place: str) -> None:
+    """On the CPU, with what torch imports late: an interrupt there would leave half a module behind."""
+    tempfile.tempdir = place
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
 
     torch.empty(2, device="meta").normal_()
@@ -239,7 +240,7 @@ def _warm_up() -> None:
 
 
 def _prepare(prepare: Callable[[], object], place: str) -> None:
-    tempfile.tempdir = place
+    _begin(place)
     prepare()
 
 

@@ -25,8 +25,8 @@ class Clients(NamedTuple):
     def over(self, f: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[..., Any]:
         """f over the clients: arguments with axis 0 are stacked, those with None the same for all.
 
-        What fails is tried with the first client alone: where that fails too its error is raised as it is, else the
-        fault is vmap's and a `NotStackable` says so.
+        What fails is tried with the first client alone: where that fails too its error is raised as it is. What then
+        fails again together is vmap's fault, and a `NotStackable` says so; what failed only once is raised as it was.
         """
         stacked = vmap(f, in_dims=axes, randomness="different")
 
@@ -45,7 +45,11 @@ class Clients(NamedTuple):
                 alone(*arguments)
             except Exception as error:
                 raise error from None
-            raise NotStackable(first_words(reason)) from reason
+            try:
+                stacked(*arguments)
+            except Exception:
+                raise NotStackable(first_words(reason)) from reason
+            raise reason
 
         return together if self.size > 1 else alone
 
