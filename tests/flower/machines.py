@@ -20,7 +20,7 @@ from fedbayes.experiments import toml
 from fedbayes.flower.start import init
 from fedbayes.runs.journal import read as journal_of
 
-PATIENCE = 1500.0  # seconds; much more than anything takes on an idle machine
+PATIENCE = float(os.environ.get("PATIENCE", "1500"))  # seconds; much more than anything takes on an idle machine
 
 MINE = '''
 """Digits in float64; each machine has them in a file."""

@@ -137,6 +137,10 @@ def test_the_compose_file_starts_the_scripts_that_are_there(tmp_path: Path) -> N
         assert words[0] == "fedbayes" or (tmp_path / "demo" / words[1]).is_file()
         assert service["restart"] == "on-failure"
         assert service["logging"]["options"]["max-size"] == "10m"
+    for k in range(3):  # what a node can read is its own
+        sources = [volume.split(":")[0] for volume in services[f"node-{k}"]["volumes"]]
+        own = {f"./keys/node-{k}", f"./keys/node-{k}.key", f"./keys/node-{k}.crt"}
+        assert {*sources} == {"./keys/ca.crt", f"node-{k}-state", *own}
     assert (tmp_path / "demo" / "Dockerfile").is_file()
     assert "keys" in (tmp_path / "demo" / ".dockerignore").read_text().split()  # no key in an image
 
