@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedbayes.data import partition
     from fedbayes.evaluate import calibration as calibrate
     from fedbayes.evaluate import ood
+    from fedbayes.experiments.trust import trust
     from fedbayes.federation import rules
     from fedbayes.federation.pool import pool
     from fedbayes.posterior.layout import Layout
