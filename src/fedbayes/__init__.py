@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedbayes.evaluate import calibration as calibrate
     from fedbayes.evaluate import ood
     from fedbayes.experiments.trust import trust
-    from fedbayes.federation import rules
+    from fedbayes.federation import attacks, rules
     from fedbayes.federation.pool import pool
     from fedbayes.posterior.layout import Layout
     from fedbayes.posterior.values import Draws, Flowed, FullGaussian, Gaussian, Grafted, Point
@@ -34,6 +34,7 @@ __all__ = [
     "Point",
     "Run",
     "__version__",
+    "attacks",
     "calibrate",
     "data",
     "fit",
@@ -63,6 +64,7 @@ _HOMES = {
     "trust": "fedbayes.experiments.trust",
 }
 _MODULES = {
+    "attacks": "fedbayes.federation.attacks",
     "calibrate": "fedbayes.evaluate.calibration",
     "data": "fedbayes.data",
     "methods": "fedbayes.methods",

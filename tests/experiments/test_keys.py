@@ -119,7 +119,9 @@ def test_a_sweep_trains_members_apart_that_differ_in_a_key_of_the_program(name: 
     if name in ("method", "methods", "options"):
         pytest.skip("by the options' own kinds: tests/laws/test_sweeps.py")
     other = next(
-        v for v in ("tf32", "stacked", "on", "accuracy", "crop_flip", 7, 0.5, True, ("a:b",), {"a": 1}) if _fits(f, v)
+        v
+        for v in ("tf32", "stacked", "on", "accuracy", "crop_flip", "noise", 7, 0.5, True, ("a:b",), {"a": 1})
+        if _fits(f, v)
     )
     same = program_of(replace(SMALL, **{name: other})) == program_of(SMALL)
     assert same == (f.metadata["kind"] == "server")

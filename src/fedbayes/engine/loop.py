@@ -11,10 +11,8 @@ from torch import Tensor
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.engine.batches import schedule, steps_in_epoch
 from fedbayes.federation.program import Contribution, Order, Outcome, OwnState, Program, Store, Terms, nothing
-from fedbayes.federation.round import add_terms, contribute
+from fedbayes.federation.round import LEFT_OUT, add_terms, contribute
 from fedbayes.noise import Tape, normals, seeded
-
-LEFT_OUT = "its upload was not finite (did it diverge? try a smaller lr)"
 
 
 class Loop:

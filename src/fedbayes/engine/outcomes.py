@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Info, Upload
-from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.engine.together import Clients, take
 from fedbayes.federation.program import Contribution, Outcome, Program, Terms
-from fedbayes.federation.round import add_terms, contribute
+from fedbayes.federation.round import LEFT_OUT, add_terms, contribute
 
 
 class Seat(NamedTuple):

@@ -24,12 +24,12 @@ def share_store(engines: Sequence[HasStore], programs: Sequence[Program]) -> Non
     """
     if any(program.model.prepare != programs[0].model.prepare for program in programs):
         raise ValueError("these federations prepare their inputs in different ways: give them data.as_seen()")
-    stores = {id(e.store.x): e.store for e in engines}
+    stores = {(id(e.store.x), id(e.store.y)): e.store for e in engines}
     if len(stores) == 1:
         return
     x = torch.cat([store.x for store in stores.values()])
     y = torch.cat([store.y for store in stores.values()])
     starts = dict(zip(stores, accumulate((len(store.x) for store in stores.values()), initial=0)))
     for engine in engines:
-        own, start = engine.store.rows, starts[id(engine.store.x)]
+        own, start = engine.store.rows, starts[id(engine.store.x), id(engine.store.y)]
         engine.store = Store(x, y, lambda k, own=own, start=start: start + own(k), engine.store.server)  # type: ignore[misc]

@@ -34,6 +34,8 @@ from fedbayes.training.rounds import Task, prepare, pretrained
 def build(experiment: Experiment, *, network: nn.Module | None = None, clients: Clients | None = None) -> Task:
     """Check the experiment against the tables and bind it; `network` and `clients` stand in for those it names."""
     x = experiment
+    if x.engine == FLOWER and x.attack is not None:
+        raise InputError("attack: attacks are simulated in one process; leave attack out on Flower, or set engine=auto")
     with naming("options"):
         method = method_of(x)
     if clients is None:
@@ -58,6 +60,9 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             frozen=x.frozen,
             augment=x.augment,
             dropout=x.dropout,
+            attack=x.attack,
+            attackers=x.attackers,
+            attack_strength=x.attack_strength,
             validation=x.validation,
             patience=x.patience,
             evaluate_every=x.evaluate_every,

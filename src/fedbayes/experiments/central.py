@@ -13,6 +13,8 @@ from fedbayes.methods import Method
 from fedbayes.noise import address
 from fedbayes.options import record_of
 
+HONEST: dict[str, Any] = {"attack": None, "attackers": None, "attack_strength": None}
+
 
 def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
     """The experiment without a federation: one client holds all rows, and a round is one epoch over them.
@@ -28,7 +30,7 @@ def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
     }
     if any("epochs" in method.options for method in methods.values()):
         options["epochs"] = 1
-    plain = replace(x, cohort=None, dropout=0.0, pretrain={}, stages=())  # there is nothing to pool
+    plain = replace(x, cohort=None, dropout=0.0, pretrain={}, stages=(), **HONEST)  # there is nothing to pool
     return replace(plain, central=True, rounds=x.rounds * each, options=options)
 
 
@@ -55,6 +57,7 @@ def at_server(x: Experiment, method: Method) -> Experiment:
         seed=address(x.seed, "pretrain"),
         cohort=None,
         dropout=0.0,
+        **HONEST,
         evaluate_every=1,
         personal_every=0,
         target_loss=None,

@@ -87,6 +87,14 @@ class Transform(NamedTuple):
     total: Callable[[Terms], Terms] = lambda terms: terms
 
 
+class Attacked(NamedTuple):
+    """Clients that lie, in simulation: by which attack, who they are, and what a round's uploads become by it."""
+
+    name: str
+    clients: tuple[int, ...]
+    tell: Callable[[Order, list[Contribution]], list[Contribution]] | None  # None: they lie in their data alone
+
+
 class Pooling(NamedTuple):
     """How the clients' uploads become one posterior."""
 
@@ -95,6 +103,11 @@ class Pooling(NamedTuple):
     reference: Callable[[Parts, Mapping[str, float]], Parts] = lambda broadcast, options: broadcast
     uploaded: Callable[[Parts], Parts] = lambda broadcast: broadcast  # the kind of an upload, for its size
     channel: tuple[Transform, ...] = ()  # what uploads and their sum pass, in order
+    attacked: Attacked | None = None  # who lies, in simulation
+
+    def beside(self, **changes: Any) -> Pooling:
+        """The pooling of what is no round of training: without a channel, and nobody lies."""
+        return self._replace(channel=(), attacked=None, **changes)
 
 
 class Prediction(NamedTuple):
@@ -218,7 +231,8 @@ class Program(NamedTuple):
         compared = self.pooling.weighting.compare is not None
         combined = any(rule.combine is not None for rule in self.pooling.rules.values())
         looked_at = any(stage.uploads for stage in self.stages)
-        return judged or compared or combined or looked_at or not self.pooling.rules
+        attacked = self.pooling.attacked is not None and self.pooling.attacked.tell is not None
+        return judged or compared or combined or looked_at or attacked or not self.pooling.rules
 
 
 class FederationState(NamedTuple):

@@ -8,7 +8,7 @@ from numbers import Real
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Info, Upload
 from fedbayes.errors import InputError
@@ -28,6 +28,8 @@ from fedbayes.model.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.posterior.lowrank import mean_covariance
 from fedbayes.posterior.values import Draws, LowRank, Parts, Point, Posterior, flatten_parts, scales
+
+LEFT_OUT = "its upload was not finite (did it diverge? try a smaller lr)"
 
 
 def static_rules(model: Model) -> dict[str, Rule]:
@@ -98,7 +100,7 @@ def through_channel(program: Program, parts: Parts, reference: Parts) -> Parts:
 
 def at_home(program: Program) -> Program:
     """The program by which clients make their personal models: nothing is pooled, every upload is kept."""
-    return program._replace(client=program.tuned, pooling=program.pooling._replace(rules={}, channel=()), stages=())
+    return program._replace(client=program.tuned, pooling=program.pooling.beside(rules={}), stages=())
 
 
 def gathering(program: Program) -> Program | None:
@@ -109,7 +111,7 @@ def gathering(program: Program) -> Program | None:
     return program._replace(
         client=gather.client,
         initial={**program.initial, **gather.initial},
-        pooling=program.pooling._replace(rules=gather.rules, reference=gather.reference, channel=()),
+        pooling=program.pooling.beside(rules=gather.rules, reference=gather.reference),
         stages=(),
         prediction=program.prediction._replace(members=False),
     )
@@ -172,12 +174,41 @@ def close_round(context: Context, state: FederationState) -> tuple[FederationSta
     return FederationState(state.round + 1, parts, states, beside, state.version + 1), report
 
 
+def as_told(program: Program, order: Order, outcome: Outcome) -> Outcome:
+    """What reaches the server where clients lie, in simulation: uploads changed, and their sum made anew."""
+    attacked = program.pooling.attacked
+    if attacked is None or attacked.tell is None or not outcome.uploads:
+        return outcome
+    told = attacked.tell(order, outcome.uploads)
+    one = torch.ones((), dtype=torch.float64, device=told[0].n.device)
+    summed = not program._replace(pooling=program.pooling._replace(attacked=None)).needs_uploads
+
+    def term(parts: Parts, n: Tensor) -> tuple[Terms, Tensor]:
+        info = Info(order.broadcast, order.options, torch.tensor(order.round), n, ())  # type: ignore[arg-type]
+        return contribute(program, Upload(parts, {}, {}), info, None if summed else one)
+
+    rows = tree_map(lambda *leaves: torch.stack(leaves), *[(u.parts, u.n) for u in told])
+    terms, finite = torch.vmap(term)(*rows)
+    fine = [k for k, is_fine in enumerate(finite.tolist()) if is_fine]
+    total = {
+        part: program.pooling.rules[part].stacked({key: t[fine] for key, t in statistics.items()})
+        for part, statistics in terms.items()
+    }
+    left_out = {u.client: LEFT_OUT for k, u in enumerate(told) if k not in set(fine)}
+    return outcome._replace(
+        terms=total if summed and fine else None,
+        uploads=[told[k] for k in fine],
+        left_out=dict(sorted((outcome.left_out | left_out).items())),
+        counted=len(fine),
+    )
+
+
 def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, float]]:
     """The broadcast with the shared parts pooled, and numbers to report of them."""
     reference = program.pooling.reference(order.broadcast, order.options)
-    weights = _weights(program, order, outcome.uploads)
-    terms = outcome.terms
-    if program.needs_uploads:
+    terms, weights = outcome.terms, []
+    if program.needs_uploads and terms is None:
+        weights = _weights(program, order, outcome.uploads)
         terms = _terms_of(program, order, outcome.uploads, weights)
     for transform in program.pooling.channel:
         terms = None if terms is None else transform.total(terms)

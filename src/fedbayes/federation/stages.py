@@ -79,7 +79,7 @@ def _restating(program: Program, passes: int) -> Program:
     phases = tuple(phase._replace(step=still(phase.step), epochs=passes) for phase in program.client.phases)
     return program._replace(
         client=program.client._replace(phases=phases),
-        pooling=program.pooling._replace(rules=rules, weighting=WEIGHTINGS["size"], channel=()),
+        pooling=program.pooling.beside(rules=rules, weighting=WEIGHTINGS["size"]),
         options=lambda number: {**program.options(number), "lr": 0.0},
         stages=(),
         prediction=program.prediction._replace(members=False, noise="likelihood"),
@@ -91,7 +91,7 @@ def distillation(program: Program, client: Client, targets: Targets) -> Stage:
 
     Training that ends in weights that are not finite is thrown away.
     """
-    alone = program._replace(client=client, pooling=program.pooling._replace(rules={}, channel=()), stages=())
+    alone = program._replace(client=client, pooling=program.pooling.beside(rules={}), stages=())
 
     def like(x: Tensor, seed: int) -> Tensor:
         two = {part: Draws(q.mean.expand(2, -1), q.layout) for part, q in program.initial.items()}

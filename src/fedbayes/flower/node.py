@@ -10,12 +10,12 @@ import torch
 
 from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.engine.loop import LEFT_OUT, Loop
+from fedbayes.engine.loop import Loop
 from fedbayes.errors import InputError
 from fedbayes.experiments.build import build, keeps_apart, side_of
 from fedbayes.experiments.experiment import Experiment, from_toml, to_toml
 from fedbayes.federation.program import Order
-from fedbayes.federation.round import contribute
+from fedbayes.federation.round import LEFT_OUT, contribute
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, head_of, layouts_of, read
 from fedbayes.posterior.values import Parts

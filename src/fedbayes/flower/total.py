@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from fedbayes.clients.client import Info, Own, Upload
-from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.federation.program import Contribution, Order, Outcome, Program, Terms
-from fedbayes.federation.round import add_terms, contribute
+from fedbayes.federation.round import LEFT_OUT, add_terms, contribute
 from fedbayes.flower.border import LARGEST, Refusal, Reply, guarded
 from fedbayes.flower.wire import Coding, read, write
 

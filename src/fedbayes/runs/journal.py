@@ -18,7 +18,16 @@ Record = dict[str, Any]
 LINES, TABLE = "rounds.jsonl", "metrics.csv"
 NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as JSON writers agree on
 DEPTH = 4  # of tables within a record: no round has more, whatever a file from elsewhere holds
-WORDS = {"left_out", "notes", "dropped", "took_part", "stopped", "diverged"}  # keys whose values hold no numbers
+WORDS = {
+    "left_out",
+    "notes",
+    "dropped",
+    "took_part",
+    "stopped",
+    "diverged",
+    "attack",
+    "attackers",
+}  # keys whose values hold no numbers
 
 
 def append(folder: Path, record: Mapping[str, Any]) -> None:
@@ -138,6 +147,8 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "phases": _scores,
     "client_seconds": _scores,
     "took_part": lambda v: isinstance(v, list) and all(isinstance(who, str | int) for who in v),
+    "attack": lambda v: isinstance(v, str),
+    "attackers": lambda v: isinstance(v, list) and all(isinstance(who, str | int) for who in v),
 }
 
 

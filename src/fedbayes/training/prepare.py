@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedbayes.data import Clients, Dataset, Standardise, from_clients
 from fedbayes.engine.choice import carry_of, choose
 from fedbayes.errors import InputError, unknown
+from fedbayes.federation.attacks import Attack
 from fedbayes.federation.own_stages import with_stages
 from fedbayes.federation.program import Stage, Store
 from fedbayes.federation.round import at_home, cohort_size, gathering
@@ -23,6 +24,7 @@ from fedbayes.methods import METHODS, Method, Setting, method_named
 from fedbayes.model.likelihood import LIKELIHOODS, Likelihood
 from fedbayes.options import options_of
 from fedbayes.posterior.values import Posterior
+from fedbayes.training.attacked import attacked
 from fedbayes.training.checks import augmentation, device_named, try_network
 from fedbayes.training.server import server_store
 from fedbayes.training.settings import Judging, Training
@@ -73,6 +75,9 @@ def prepare(
     frozen: tuple[str, ...] = (),
     augment: str | None = None,
     dropout: float = 0.0,
+    attack: str | Attack | None = None,
+    attackers: float | Sequence[int | str] | None = None,
+    attack_strength: float | None = None,
     validation: float = 0.0,
     patience: int | None = None,
     evaluate_every: int = 1,
@@ -128,13 +133,15 @@ def prepare(
     program = with_stages(method.build(setting), stages)
     if init is not None:
         program = program._replace(initial=initial_of(program, init, where))
+    program, targets = attacked(program, clients, attack, attackers, attack_strength, seed)
     server = server_store(program, clients, server_data, seed, where)
     if not program.prediction.whole and validation:
         raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
     scheduler = synchronous(clients=len(clients), cohort=size, seed=seed, dropout=dropout)
+    x, y = _on_device(data, where)
     chosen, line = choose(
         program,
-        Store(*_on_device(data, where), clients.train_rows, server),
+        Store(x, y if targets is None else targets.to(where), clients.train_rows, server),
         seed=seed,
         engine=engine,
         compile=compile,

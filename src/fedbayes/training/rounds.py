@@ -12,11 +12,11 @@ from torch import nn
 
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
-from fedbayes.engine.loop import LEFT_OUT
 from fedbayes.engine.stacked import run_all
 from fedbayes.errors import Diverged
+from fedbayes.federation.attacks import Attack
 from fedbayes.federation.program import Context, Order, Outcome, Stage
-from fedbayes.federation.round import close_round, merged, message_bytes
+from fedbayes.federation.round import LEFT_OUT, as_told, close_round, merged, message_bytes
 from fedbayes.methods import Method
 from fedbayes.model.likelihood import Likelihood
 from fedbayes.posterior.values import Parts, Posterior
@@ -88,6 +88,7 @@ def close(
 ) -> tuple[Progress, dict[str, Any]]:
     """Close a round: pool, follow the program's stages, evaluate when due."""
     own.put(order.round, outcome.own)
+    outcome = as_told(task.program, order, outcome)
     state, report = close_round(Context(task.program, order, outcome, task.engine, own.get), progress.state)
     due = _due(task, state.round, task.evaluate_every)
     if due or _due(task, state.round, task.personal_every):
@@ -153,11 +154,16 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
         "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)),
         "bytes_up": message_bytes(task.program.pooling.uploaded(down)) * len(order.cohort),
     }
+    attacked = task.program.pooling.attacked
+    lied = [] if attacked is None else [k for k in order.cohort if k in attacked.clients]
     return {
         "round": order.round + 1,
         "cohort": len(order.cohort),
         "dropped": [names[k] if names else k for k in order.dropped],
         "left_out": {task.clients.name(k): why for k, why in outcome.left_out.items()},
+        **(
+            {} if attacked is None else {"attack": attacked.name, "attackers": [names[k] if names else k for k in lied]}
+        ),
         "train": {name: total / outcome.counted for name, total in outcome.metrics.items() if outcome.counted},
         **report,
         **{name: count + int(report.get(name, 0)) for name, count in moved.items()},  # stages may have moved more
@@ -213,6 +219,9 @@ def fit(
     frozen: tuple[str, ...] = (),
     augment: str | None = None,
     dropout: float = 0.0,
+    attack: str | Attack | None = None,
+    attackers: float | Sequence[int | str] | None = None,
+    attack_strength: float | None = None,
     validation: float = 0.0,
     patience: int | None = None,
     evaluate_every: int = 1,
@@ -238,6 +247,9 @@ def fit(
       by side
     - `likelihood`: of the targets, by their kind by default; `frozen`: patterns of weights that are not trained
     - `augment`: of images, by name; `dropout`: the share of a cohort that drops out of a round, at random
+    - `attack`: what some clients do instead of telling the truth, one of `fb.attacks.ATTACKS`; `attackers`: a share
+      or a number of clients, drawn at random, or a list of them (a fifth by default); `attack_strength`: as the attack
+      says
     - `validation`: the share of each client's rows held out to choose the best round by `monitor` ("nll" or
       "accuracy"); `patience`: evaluations without a better one before training stops
     - `evaluate_every`, `personal_every`: rounds between scores of the posterior, and of personal models (0: never)

@@ -10,6 +10,8 @@ from fedbayes.options import (
     check_values,
     finite,
     name_in,
+    not_negative,
+    one_of,
     option,
     patterns,
     positive,
@@ -36,11 +38,29 @@ PRECISIONS = {
     "bf16": "training in bfloat16 by autocast, posteriors and predictions in float32",
 }
 AUGMENTATIONS = {"crop_flip": "shifted by up to 4 pixels, mirrored half of the time"}
+ATTACKS = {
+    "sign_flip": "the negative of what was learned",
+    "noise": "noise",
+    "label_flip": "what is learned of labels turned about",
+    "alie": "a little off, within the deviation of honest clients",
+    "ipm": "the negative of what all others learned",
+    "mimic": "what one honest client uploads",
+    "overconfident": "a far mean, claimed with certainty",
+    "certain": "the true mean, claimed with certainty",
+    "underconfident": "the true mean with huge scales",
+    "inflated_counts": "the truth, with more rows than there are",
+}
 MONITORS = {"nll": 1, "accuracy": -1}  # scores that choose the best round, and their direction
 
 
 def _names_device(v: Any) -> bool:
     return (isinstance(v, str) and v != "") or type(v).__name__ == "device"  # torch.device
+
+
+def _names_attackers(v: Any) -> bool:
+    if isinstance(v, list | tuple):
+        return all(isinstance(one, str) or whole(0).holds(one) for one in v)
+    return whole(0).holds(v) or share.holds(v)
 
 
 @record
@@ -63,6 +83,18 @@ class Training:
     frozen: tuple[str, ...] = option("patterns of weights that are not trained", patterns, default=())
     augment: str | None = option("of training images", name_in(AUGMENTATIONS), default=None)
     dropout: float = option("share of a cohort that drops out of a round, at random", share, default=0.0)
+    attack: str | None = option(
+        "what some clients upload instead of the truth, in simulation", one_of(ATTACKS), default=None, kind="server"
+    )
+    attackers: float | tuple[int | str, ...] | None = option(
+        "clients that attack: a share of all (0.2 by default) or a number, drawn at random, or a list of them",
+        Check("a share in [0, 1), a number of clients, or a list of clients", _names_attackers),
+        default=None,
+        kind="server",
+    )
+    attack_strength: float | None = option(
+        "of the attack, as it says itself; by default its own", not_negative, default=None, kind="server"
+    )
 
     def __post_init__(self) -> None:
         check_values(self)
