@@ -70,8 +70,8 @@ def _gaussians(m, s):
     return [Gaussian(torch.tensor(a), torch.tensor(b)) for a, b in zip(m, s, strict=True)]
 
 
-def test_every_rule_has_a_formula_here():
-    assert {*FORMULAS, *POINTS, *FULL} == set(RULES)
+def test_every_rule_has_a_formula_here():  # robust ones: test_robust.py
+    assert {*FORMULAS, *POINTS, *FULL} == {name for name, rule in RULES.items() if not rule.robust}
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -238,6 +238,14 @@ REFUSED = {
     "weights of a product": (
         lambda: pool("conflation", [Q, Q], [600, 200]),
         r"every posterior counts once; leave weights out, or take wc \(weighted conflation\) or log_pool",
+    ),
+    "weights of a robust rule": (
+        lambda: pool("median", [Q, Q], [600, 200]),
+        "a robust rule counts every posterior once, for who lies may claim any weight; leave weights out",
+    ),
+    "more attackers than honest clients": (
+        lambda: pool("trimmed_mean", [Q, Q], attackers=0.5),
+        r"attackers must be a share in \[0, 0.5\), not 0.5",
     ),
     "weights of dwc": (lambda: pool("dwc", [Q, Q], [1, 2], reference=Q), "every posterior counts once"),
     "too few weights": (lambda: pool("nwa", [Q, Q], [1.0]), "weights: 2 are needed"),

@@ -14,7 +14,7 @@ from fedbayes.federation.round import add_terms
 from fedbayes.federation.rules import RULES, largest
 
 P = 4
-NAMES = [name for name, rule in RULES.items() if Gaussian in rule.takes or Point in rule.takes]
+NAMES = [n for n, rule in RULES.items() if rule.combine is None and (Gaussian in rule.takes or Point in rule.takes)]
 # A tree: a client's number, or branches. Each number is met once.
 TREES = st.integers(2, 9).flatmap(
     lambda k: st.permutations(range(k)).flatmap(

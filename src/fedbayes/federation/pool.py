@@ -7,8 +7,18 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from fedbayes.errors import shown
+from fedbayes.federation.robust import ATTACKERS, MINORITY
 from fedbayes.federation.rules import Rule, Statistics, added, rule_named
+from fedbayes.options import is_number
 from fedbayes.posterior.values import Draws, Gaussian, Point, Posterior, check
+
+# Why a rule takes no weights.
+ONCE_ROBUST = "a robust rule counts every posterior once, for who lies may claim any weight; leave weights out"
+ONCE_PRODUCT = (
+    "this rule is a product of densities, in which every posterior counts once; leave weights out, "
+    "or take wc (weighted conflation) or log_pool"
+)
 
 
 def pool(
@@ -16,17 +26,22 @@ def pool(
     posteriors: Iterable[Posterior],
     weights: Sequence[float] | Tensor | None = None,
     reference: Posterior | None = None,
+    *,
+    attackers: float = ATTACKERS,
 ) -> Posterior:
     """Aggregate posteriors with a rule; their statistics are added one at a time.
 
-    `weights` are relative, equal by default; a product of densities (`conflation`, `dwc`) takes none. `reference` is
-    what the clients started from; only `dwc` depends on it.
+    `weights` are relative, equal by default; a product of densities (`conflation`, `dwc`) and robust rules take none.
+    `reference` is what the clients started from; only `dwc` depends on it. `attackers` is the share of posteriors that
+    may be false, for `trimmed_mean` and `multi_krum`.
 
     >>> q = pool("ws", [Gaussian(torch.zeros(1), torch.ones(1))] * 3, weights=[0.5, 0.3, 0.2])
     >>> round(float(q.scale**2), 4)
     0.38
     """
-    rule = rule_named(rule)
+    if not is_number(attackers) or not 0 <= attackers < 0.5:
+        raise ValueError(f"attackers must be {MINORITY}, not {shown(attackers)}")
+    rule = rule_named(rule, attackers)
     posteriors = list(posteriors)
     _check_pool(rule, posteriors, reference)
     if weights is None:
@@ -37,10 +52,7 @@ def pool(
     if not (torch.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
         raise ValueError(f"weights must be finite, not negative, and not all zero: {w.tolist()[:8]}")
     if not rule.weighted and not torch.equal(w, w[:1].expand_as(w)):
-        raise ValueError(
-            "weights: this rule is a product of densities, in which every posterior counts once; leave weights out, "
-            "or take wc (weighted conflation) or log_pool"
-        )
+        raise ValueError(f"weights: {ONCE_ROBUST if rule.robust else ONCE_PRODUCT}")
     if reference is None:
         reference = _middle(posteriors)
     if rule.combine is not None:

@@ -32,9 +32,15 @@ from fedbayes.posterior.values import Draws, LowRank, Parts, Point, Posterior, f
 LEFT_OUT = "its upload was not finite (did it diverge? try a smaller lr)"
 
 
-def static_rules(model: Model) -> dict[str, Rule]:
-    """Rules of the parts that are not trained: float buffers are averaged by size, counters take the largest."""
+def static_rules(model: Model, rule: Rule = RULES["fedavg"]) -> dict[str, Rule]:
+    """Rules of the parts that are not trained, beside the rule of those that are.
+
+    Float buffers are averaged by size, counters take the largest; beside a robust rule both take the median, for a
+    client that lies about its rows would own them.
+    """
     table = {"buffers": RULES["fedavg"], "counters": largest}
+    if rule.robust:
+        table = dict.fromkeys(table, RULES["median"])
     return {part: table[part.rpartition(".")[2]] for part in model.static}
 
 

@@ -8,7 +8,7 @@ unit scale. Centred so, small variances survive large means.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedbayes.errors import unknown
+from fedbayes.federation import robust
+from fedbayes.federation.robust import ATTACKERS
 from fedbayes.posterior.full import FullGaussian, triangle
 from fedbayes.posterior.values import Gaussian, Point, Posterior, softplus_inverse
 
@@ -39,6 +41,7 @@ class Rule(NamedTuple):
     change: bool = False  # whether terms are changes from the reference, so that those of several references add
     narrows: bool = False  # whether several copies of one posterior pool to a narrower one
     weighted: bool = True  # whether the answer depends on the clients' weights
+    robust: bool = False  # whether a minority of clients can't move the answer at will
     report: Callable[[Statistics, Posterior], dict[str, float]] = lambda total, reference: {}
     # Or no sum at all: from all posteriors, their weights [K] and the reference (a median, say). Costs memory
     # O(clients * weights); `encode` and `decode` are not used then.
@@ -73,13 +76,20 @@ def combining(
     combine: Callable[[Sequence[Posterior], Tensor, Posterior], Posterior],
     about: str,
     takes: tuple[type, ...] = (Gaussian,),
+    *,
+    robust: bool = False,
 ) -> Rule:
-    """A rule that is no sum: `combine(posteriors, weights [K], reference)` sees every upload, as a median does."""
+    """A rule that is no sum: `combine(posteriors, weights [K], reference)` sees every upload, as a median does.
+
+    `robust`: a minority of clients can't move it at will, and every client counts once.
+    """
 
     def decode(total: Statistics, reference: Posterior) -> Posterior:
         raise TypeError("this rule combines all posteriors; there is no sum to decode")
 
-    return Rule(lambda q, weight, reference: {}, decode, about, takes, combine=combine)
+    return Rule(
+        lambda q, weight, reference: {}, decode, about, takes, weighted=not robust, robust=robust, combine=combine
+    )
 
 
 def unit_scale(reference: Posterior) -> Tensor:
@@ -280,13 +290,28 @@ RULES: dict[str, Rule] = {
 }
 
 
-def rule_named(rule: str | Rule) -> Rule:
-    """A rule by its name in the table, or itself."""
+@lru_cache
+def robust_rules(attackers: float = ATTACKERS) -> dict[str, Rule]:
+    """Rules that a minority of clients can't move at will; `attackers` is the share that may lie."""
+    rows: dict[str, tuple[robust.Combine, str]] = {
+        "median": (robust.median, "robust: median of each mean and log scale"),
+        "trimmed_mean": (robust.trimmed_mean(attackers), "robust: trimmed mean of each natural parameter"),
+        "geometric_median": (robust.geometric_median, "robust: nearest to all by the sum of Wasserstein distances"),
+        "multi_krum": (robust.multi_krum(attackers), "robust: mean of those with the nearest neighbours"),
+    }
+    return {name: combining(f, about, (Gaussian, Point), robust=True) for name, (f, about) in rows.items()}
+
+
+RULES |= robust_rules()
+
+
+def rule_named(rule: str | Rule, attackers: float = ATTACKERS) -> Rule:
+    """A rule by its name in the table, or itself; robust ones for a share of clients that may lie."""
     if isinstance(rule, Rule):
         return rule
     if rule not in RULES:
         raise unknown("rule", rule, RULES)
-    return RULES[rule]
+    return robust_rules(attackers).get(rule, RULES[rule])
 
 
 def added(rule: Rule, total: Statistics | None, more: Statistics) -> Statistics:

@@ -8,11 +8,14 @@ from typing import Any
 from fedbayes.clients.optimisers import OPTIMISERS, Optimiser
 from fedbayes.clients.schedules import WITHIN
 from fedbayes.federation.program import Program, Stage
+from fedbayes.federation.robust import ATTACKERS, MINORITY
+from fedbayes.federation.rules import Rule, rule_named
 from fedbayes.federation.stages import server_step, statistics_again
 from fedbayes.methods.method import Method
 from fedbayes.options import (
     at_least_one,
     below_one,
+    number,
     one_of,
     option,
     positive,
@@ -69,6 +72,22 @@ class ServerStep(Method):
         if self.server is None:
             return ()
         return (server_step(optimiser_named(self.server, self.server_momentum), self.server_lr),)
+
+
+@record
+class Robustness(Method):
+    """What robust rules take clients for."""
+
+    attackers: float = option(
+        "share of clients that may lie: so many are trimmed at each end by trimmed_mean, left out by multi_krum",
+        number(MINORITY, lambda v: 0 <= v < 0.5),
+        default=ATTACKERS,
+        kind="server",
+    )
+
+    def rule_of(self, rule: str | Rule) -> Rule:
+        """A rule by name, for that share."""
+        return rule_named(rule, self.attackers)
 
 
 @record

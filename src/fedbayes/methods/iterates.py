@@ -10,7 +10,8 @@ import torch
 from fedbayes.clients.posterior_averaging import posterior_averaging
 from fedbayes.clients.swag import LEAST, swag
 from fedbayes.federation.program import Program
-from fedbayes.federation.rules import RULES, rule_named
+from fedbayes.federation.round import static_rules
+from fedbayes.federation.rules import RULES
 from fedbayes.methods.groups import ServerStep
 from fedbayes.methods.method import Setting
 from fedbayes.methods.points import FedAvg, PointAveraging
@@ -43,7 +44,7 @@ class FedSWAG(ServerStep, PointAveraging):
 
     def compose(self, setting: Setting) -> Program:
         """Clients that run SWAG in the last rounds; their normals are pooled, and predict."""
-        program = self.averaged(setting, "fedavg")._replace(stages=self.server_stages)
+        program, rule = self.averaged(setting, "fedavg")._replace(stages=self.server_stages), self.rule_of(self.pooled)
         rank = self.rank if self.covariance == "low_rank" else 0
         first = program.initial["model"]
 
@@ -71,7 +72,7 @@ class FedSWAG(ServerStep, PointAveraging):
             },
             options=scalars,
             pooling=program.pooling._replace(
-                rules={**program.pooling.rules, "model": rule_named(self.pooled)},
+                rules={"model": rule} | static_rules(program.model, rule),
                 reference=points,
                 uploaded=uploaded,
             ),

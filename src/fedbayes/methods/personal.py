@@ -13,7 +13,7 @@ from fedbayes.errors import InputError
 from fedbayes.federation.program import Personal, Program
 from fedbayes.federation.rules import RULES, Rule
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting
-from fedbayes.methods.groups import Descent, PaperDraws, optimiser_named
+from fedbayes.methods.groups import Descent, PaperDraws, Robustness, optimiser_named
 from fedbayes.methods.method import Setting
 from fedbayes.methods.points import FedAvg
 from fedbayes.methods.variational import FedVI, Variational
@@ -67,7 +67,7 @@ class BPFed(FedVI, PaperDraws):
 
 
 @record
-class PFedBayes(Variational, PaperDraws):
+class PFedBayes(Variational, PaperDraws, Robustness):
     """pFedBayes: a personal posterior held near the client's copy of the global one, which follows it (Zhang, 2022).
 
     `kl_weight` is the paper's zeta against the summed log-likelihood (`kl` = "1/n"). The copies are pooled as means of
@@ -99,7 +99,11 @@ class PFedBayes(Variational, PaperDraws):
 
     def compose(self, setting: Setting) -> Program:
         program = self.pooled(
-            setting, prior="broadcast", division=self.division, rule=self.rule, weighting=self.weighting
+            setting,
+            prior="broadcast",
+            division=self.division,
+            rule=self.rule_of(self.rule),
+            weighting=self.weighting,
         )
         client = bilevel(program.client, optimiser=optimiser_named(self.optimiser, self.momentum), kl=self.kl)
         lr = self.lr if self.global_lr is None else self.global_lr

@@ -15,7 +15,7 @@ from fedbayes.federation.round import check_rules, static_rules
 from fedbayes.federation.rules import RULES, Rule, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import check_batch, check_dropout, in_schedule, is_linear, model_of
-from fedbayes.methods.groups import Descent, Schedule, ServerStep, Statistics, optimiser_named
+from fedbayes.methods.groups import Descent, Robustness, Schedule, ServerStep, Statistics, optimiser_named
 from fedbayes.methods.method import Setting
 from fedbayes.methods.own_client import OwnClient
 from fedbayes.methods.refined import Refining
@@ -54,7 +54,7 @@ class PointTraining(Schedule, Descent):
 
 
 @record
-class PointAveraging(Refining, Statistics, PointTraining):
+class PointAveraging(Refining, Statistics, PointTraining, Robustness):
     """Point clients that are averaged, whatever the server does then."""
 
     proximal: float = option(
@@ -75,14 +75,14 @@ class PointAveraging(Refining, Statistics, PointTraining):
     def averaged(self, setting: Setting, rule: str | Rule) -> Program:
         """The program of point clients under a rule."""
         check_dropout(setting, self.mc_dropout)
-        model = model_of(setting, None)
+        model, rule = model_of(setting, None), self.rule_of(rule)
         program = Program(
             model,
             self.point_client(setting, model, self.proximal, self.adversarial),
             {part: Point(v, model.layouts[part]) for part, v in model.initial().items()},
             self.by_round(),
             Pooling(
-                {part: rule_named(rule) for part in model.trainable} | static_rules(model),
+                dict.fromkeys(model.trainable, rule) | static_rules(model, rule),
                 weighting_named(self.weighting),
             ),
             prediction=Prediction(draws=self.test_draws, dropout=self.mc_dropout),

@@ -15,7 +15,15 @@ from fedbayes.federation.round import check_rules, static_rules
 from fedbayes.federation.rules import RULES, Rule, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import batch_like, check_batch, check_points, in_schedule, model_of
-from fedbayes.methods.groups import Descent, PaperDraws, Schedule, ServerStep, Statistics, optimiser_named
+from fedbayes.methods.groups import (
+    Descent,
+    PaperDraws,
+    Robustness,
+    Schedule,
+    ServerStep,
+    Statistics,
+    optimiser_named,
+)
 from fedbayes.methods.method import Setting
 from fedbayes.methods.own_client import OwnClient
 from fedbayes.methods.refined import Refining
@@ -90,13 +98,15 @@ class Variational(Refining, Statistics, ServerStep, Schedule, Descent):
             fixed = Gaussian(torch.zeros_like(q), torch.as_tensor(scalars["prior_scale"]).to(q).expand_as(q), layout)
             return {**broadcast, "model": fixed}
 
-        shared = {part: rule_named("fedavg") for part in model.trainable if part != "model"}
+        rule = rule_named(rule)
+        points = rule if rule.robust else RULES["fedavg"]
+        shared = {part: points for part in model.trainable if part != "model"}
         program = Program(
             model,
             in_schedule(client, self.lr_within),
             first,
             self.by_round(),
-            Pooling({"model": rule_named(rule), **shared} | static_rules(model), weighting_named(weighting), reference),
+            Pooling({"model": rule, **shared} | static_rules(model, rule), weighting_named(weighting), reference),
             self.server_stages,
             Prediction(draws=self.test_draws),
         )
@@ -105,7 +115,7 @@ class Variational(Refining, Statistics, ServerStep, Schedule, Descent):
 
 
 @record
-class FedVI(OwnClient, Variational):
+class FedVI(OwnClient, Variational, Robustness):
     """Variational clients under any rule, weighting, prior and estimator.
 
     Rules that narrow (ws, wc, conflation) have a fixed prior by default: their broadcast would be a prior that is
@@ -133,7 +143,11 @@ class FedVI(OwnClient, Variational):
     def compose(self, setting: Setting) -> Program:
         assert self.prior is not None
         program = self.pooled(
-            setting, prior=self.prior, division=self.division, rule=self.rule, weighting=self.weighting
+            setting,
+            prior=self.prior,
+            division=self.division,
+            rule=self.rule_of(self.rule),
+            weighting=self.weighting,
         )
         return self.with_client(program, setting)
 

@@ -1,0 +1,206 @@
+"""Robust pooling: what a minority of clients can't move at will, whatever they send.
+
+Each is a function of all posteriors (`rules.combining`), Gaussian or Point, and counts every client once: a client that
+lies may claim any number of rows. The distance of two posteriors is that of Wasserstein for independent weights,
+W2^2 = |m - m'|^2 + |s - s'|^2; for points it is the Euclidean one.
+
+With K clients and P weights all hold the K uploads, 8 K P bytes of Gaussians in float32, and work in float64 on blocks
+of weights, in about 100 MB however many there are. The median and the trimmed mean sort, O(K log K P) operations. The
+geometric median and multi-Krum need K^2 distances, which are a matrix product per block, O(K^2 P) operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fedbayes.posterior.values import Gaussian, Point, Posterior
+
+Combine = Callable[[Sequence[Posterior], Tensor, Posterior], Posterior]
+
+ATTACKERS = 0.2  # share of clients that may lie, by default
+MINORITY = "a share in [0, 0.5)"  # in words, what it may be
+BLOCK = 2**21  # numbers of one kind in a block: 16 MB in float64
+LEAST = 1e-12  # a scale never rounds to zero
+FAR = 1e100  # what is farther from the median can't be told apart: its powers would not be finite
+ITERATIONS, TOLERANCE, SMOOTHING = 1000, 1e-13, 1e-6  # of the geometric median
+
+
+def outliers(attackers: float, clients: int) -> int:
+    """How many of so many clients are taken to lie: the share, rounded up, and always less than half.
+
+    >>> [outliers(0.2, clients) for clients in (1, 2, 3, 10, 11, 100)]
+    [0, 0, 1, 2, 3, 20]
+    """
+    return min(math.ceil(attackers * clients - 1e-9), (clients - 1) // 2)
+
+
+def median(posteriors: Sequence[Posterior], weights: Tensor, reference: Posterior) -> Posterior:
+    """The median of each mean and of each log scale (Yin et al., 2018); of whole numbers the lower one."""
+    if not posteriors[0].mean.is_floating_point():
+        stacked = torch.stack([q.mean for q in posteriors])
+        return Point(stacked.median(0).values.to(reference.mean.dtype), reference.layout)
+
+    def middle(means: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return _middle(means), None if scales is None else _middle_scale(scales)
+
+    return _by_weight(middle, posteriors, reference)
+
+
+def trimmed_mean(attackers: float = ATTACKERS) -> Combine:
+    """The mean of each natural parameter without its `attackers` largest and smallest values (Yin et al., 2018).
+
+    In units of the medians m_0 and s_0, l = s_0^2 / s^2 and l d = l (m - m_0) / s_0: their trimmed means are positive,
+    and l d. The mean is held between the smallest and the largest that are not trimmed. Of points it is the trimmed
+    mean itself; where nothing is trimmed, the log pool of equal weights.
+    """
+
+    def combine(posteriors: Sequence[Posterior], weights: Tensor, reference: Posterior) -> Posterior:
+        cut = outliers(attackers, len(posteriors))
+
+        def trimmed(means: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            inner = _within(means, cut)
+            if scales is None:
+                return inner.mean(-1), None
+            middle, unit = _middle(means), _middle_scale(scales)
+            precisions = (unit[:, None] / scales).clamp(1 / FAR, FAR).square()
+            shifts = ((means - middle[:, None]) / unit[:, None]).clamp(-FAR, FAR) * precisions
+            precision = _within(precisions, cut).mean(-1)
+            mean = middle + unit * (_within(shifts, cut).mean(-1) / precision)
+            return mean.clamp(inner[:, 0], inner[:, -1]), unit * precision.rsqrt()
+
+        return _by_weight(trimmed, posteriors, reference)
+
+    return combine
+
+
+def geometric_median(posteriors: Sequence[Posterior], weights: Tensor, reference: Posterior) -> Posterior:
+    """The (mean, scale) with the smallest sum of distances to all, by smoothed Weiszfeld (Pillutla et al., 2022)."""
+    return _mixture(_weiszfeld(_products(posteriors)), posteriors, reference)
+
+
+def multi_krum(attackers: float = ATTACKERS) -> Combine:
+    """The mean of (mean, scale) over those whose neighbours are nearest (Blanchard et al., 2017).
+
+    With f `attackers` of K, a client's score is the mean squared distance to its K - f - 1 nearest; the K - f clients
+    with the lowest are kept.
+    """
+
+    def combine(posteriors: Sequence[Posterior], weights: Tensor, reference: Posterior) -> Posterior:
+        count = len(posteriors)
+        kept = count - outliers(attackers, count)
+        nearest = _squares(_products(posteriors)).sort(1).values[:, 1:kept]
+        best = nearest.sum(1).argsort(stable=True)[:kept]
+        return _mixture(torch.zeros(count, dtype=torch.float64).index_fill(0, best, 1 / kept), posteriors, reference)
+
+    return combine
+
+
+def _middle(values: Tensor) -> Tensor:
+    """The median over the last axis, halfway between the middle two where their number is even."""
+    low, high = _middle_two(values)
+    return low / 2 + high / 2
+
+
+def _middle_scale(scales: Tensor) -> Tensor:
+    """The same of logarithms."""
+    low, high = _middle_two(scales)
+    return low.sqrt() * high.sqrt()
+
+
+def _middle_two(values: Tensor) -> tuple[Tensor, Tensor]:
+    values, count = values.sort(-1).values, values.shape[-1]
+    return values[..., (count - 1) // 2], values[..., count // 2]
+
+
+def _within(values: Tensor, cut: int) -> Tensor:
+    """Sorted over the last axis, without so many at each end."""
+    return values.sort(-1).values[..., cut : values.shape[-1] - cut]
+
+
+def _blocks(posteriors: Sequence[Posterior]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Means and scales [B, K] of so many weights at a time that they fit in a block."""
+    means = [q.mean.reshape(-1) for q in posteriors]
+    scales = None if isinstance(posteriors[0], Point) else [_scale(q).reshape(-1) for q in posteriors]
+    width = max(1, BLOCK // len(posteriors))
+    for start in range(0, max(1, means[0].numel()), width):
+        part = slice(start, start + width)
+        yield _columns(means, part), None if scales is None else _columns(scales, part)
+
+
+def _columns(vectors: Sequence[Tensor], part: slice) -> Tensor:
+    return torch.stack([v[part] for v in vectors]).T.contiguous().double()
+
+
+def _scale(q: Posterior) -> Tensor:
+    return q.scale if isinstance(q, Gaussian) else q.moments()[1].sqrt()
+
+
+def _by_weight(
+    combine: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]],
+    posteriors: Sequence[Posterior],
+    reference: Posterior,
+) -> Posterior:
+    """What `combine` makes of each block, put together in the reference's type."""
+    means, scales = [], []
+    for block in _blocks(posteriors):
+        mean, scale = combine(*block)
+        means.append(mean.to(reference.mean.dtype))
+        if scale is not None:
+            scales.append(scale.to(reference.mean.dtype).clamp(min=LEAST))
+    shape = posteriors[0].mean.shape
+    if not scales:
+        return Point(torch.cat(means).reshape(shape), reference.layout)
+    return Gaussian(torch.cat(means).reshape(shape), torch.cat(scales).reshape(shape), reference.layout)
+
+
+def _mixture(shares: Tensor, posteriors: Sequence[Posterior], reference: Posterior) -> Posterior:
+    """Means of (mean, scale) by shares [K]."""
+    shares = shares.to(posteriors[0].mean.device)
+
+    def mixed(means: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return means @ shares, None if scales is None else scales @ shares
+
+    return _by_weight(mixed, posteriors, reference)
+
+
+def _products(posteriors: Sequence[Posterior]) -> Tensor:
+    """Inner products [K, K] of all (mean, scale) about their median.
+
+    Seen from there those who agree are near, and their distances exact, however far off others are.
+    """
+    total = torch.zeros(len(posteriors), len(posteriors), dtype=torch.float64)
+    for block in _blocks(posteriors):
+        for values in block:
+            if values is not None:
+                away = (values - _middle(values)[:, None]).clamp(-FAR, FAR)
+                total += (away.T @ away).cpu()
+    return total
+
+
+def _squares(products: Tensor) -> Tensor:
+    """Squared distances [K, K] of vectors with these inner products."""
+    own = products.diagonal()
+    return (own + own[:, None] - 2 * products).clamp(min=0).fill_diagonal_(0)
+
+
+def _weiszfeld(products: Tensor) -> Tensor:
+    """The shares of vectors in their geometric median, begun at the origin.
+
+    All in inner products: |x_k - z|^2 = G_kk - 2 (G a)_k + a G a for z = sum_k a_k x_k, so that an iteration costs K^2.
+    Distances below a millionth of the median one from the origin count as that.
+    """
+    own = products.diagonal()
+    squares, shares = own, torch.zeros_like(own)
+    least = (SMOOTHING * own.sqrt().median()).clamp(min=1 / FAR)
+    for _ in range(ITERATIONS):
+        pull = squares.clamp(min=0).sqrt().clamp(min=least).reciprocal()
+        before, shares = shares, pull / pull.sum()
+        if float((shares - before).abs().max()) < TOLERANCE:
+            break
+        toward = products @ shares
+        squares = own - 2 * toward + shares @ toward
+    return shares
