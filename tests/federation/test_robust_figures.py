@@ -35,9 +35,9 @@ def gaussian_of(name: str, vector: np.ndarray, means: np.ndarray, scales: np.nda
 def test_a_robust_rule_equals_byzfl(name: str, case: dict) -> None:
     means, scales = np.array(case["means"]), np.array(case["scales"])
     share = case["attackers"] / len(means)
-    points = pool(name, [Point(torch.tensor(m)) for m in means], attackers=share)
+    points = pool(name, [Point(torch.tensor(m)) for m in means], outliers=share)
     np.testing.assert_allclose(points.mean.numpy(), case[name][0], rtol=1e-6, atol=1e-6)
-    q = pool(name, [Gaussian(torch.tensor(m), torch.tensor(s)) for m, s in zip(means, scales)], attackers=share)
+    q = pool(name, [Gaussian(torch.tensor(m), torch.tensor(s)) for m, s in zip(means, scales)], outliers=share)
     mean, scale = gaussian_of(name, np.array(case[name][1]), means, scales)
     np.testing.assert_allclose(q.mean.numpy(), mean, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(q.scale.numpy(), scale, rtol=1e-6, atol=1e-6)

@@ -244,8 +244,8 @@ REFUSED = {
         "a robust rule counts every posterior once, for who lies may claim any weight; leave weights out",
     ),
     "more attackers than honest clients": (
-        lambda: pool("trimmed_mean", [Q, Q], attackers=0.5),
-        r"attackers must be a share in \[0, 0.5\), not 0.5",
+        lambda: pool("trimmed_mean", [Q, Q], outliers=0.5),
+        r"outliers must be a share in \[0, 0.5\), not 0.5",
     ),
     "weights of dwc": (lambda: pool("dwc", [Q, Q], [1, 2], reference=Q), "every posterior counts once"),
     "too few weights": (lambda: pool("nwa", [Q, Q], [1.0]), "weights: 2 are needed"),

@@ -14,7 +14,7 @@ import fedbayes as fb
 from fedbayes import Gaussian, Point, pool
 from fedbayes.data import from_clients
 from fedbayes.federation.program import Contribution, Outcome
-from fedbayes.federation.robust import outliers
+from fedbayes.federation.robust import count_of
 from fedbayes.federation.round import open_round, pooled
 from fedbayes.federation.rules import RULES
 from fedbayes.training.rounds import prepare
@@ -77,15 +77,15 @@ FALSE = st.floats(-1e30, 1e30) | st.sampled_from([1e30, -1e30, 1e-30, 0.0, 1e4])
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @settings(max_examples=20, deadline=None)
-@given(data=st.data(), seed=st.integers(0, 1000), k=st.integers(3, 12), attackers=st.sampled_from([0.1, 0.2, 0.4]))
-def test_a_minority_of_arbitrary_uploads_is_borne(name: str, dtype, data, seed: int, k: int, attackers: float):
-    lying = outliers(attackers, k)
+@given(data=st.data(), seed=st.integers(0, 1000), k=st.integers(3, 12), outliers=st.sampled_from([0.1, 0.2, 0.4]))
+def test_a_minority_of_arbitrary_uploads_is_borne(name: str, dtype, data, seed: int, k: int, outliers: float):
+    lying = count_of(outliers, k)
     assume(lying)
     honest = honest_clients(seed, k - lying, dtype)
     means = data.draw(hnp.arrays(np.float64, (lying, P), elements=FALSE))
     scales = data.draw(hnp.arrays(np.float64, (lying, P), elements=st.sampled_from([1e-30, 1e-4, 1.0, 1e30])))
     liars = [Gaussian(torch.tensor(m).to(dtype), torch.tensor(s).to(dtype)) for m, s in zip(means, scales)]
-    q = pool(name, [*honest, *liars], attackers=attackers)
+    q = pool(name, [*honest, *liars], outliers=outliers)
     rows, answer = torch.stack([both(h) for h in honest]), both(q)
     if name in ("median", "trimmed_mean"):  # between the honest, weight by weight
         slack = 1e-6 * rows.abs() + 1e-12
@@ -115,18 +115,18 @@ def test_far_liars_leave_no_trace_in_who_is_kept(name: str) -> None:
 @given(seed=st.integers(0, 1000), k=st.integers(1, 7))
 def test_without_attackers_the_trimmed_mean_is_the_log_pool_and_krum_the_mean(seed: int, k: int) -> None:
     qs = honest_clients(seed, k)
-    ours, plain = pool("trimmed_mean", qs, attackers=0.0), pool("log_pool", qs)
+    ours, plain = pool("trimmed_mean", qs, outliers=0.0), pool("log_pool", qs)
     torch.testing.assert_close(ours.mean, plain.mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(ours.scale, plain.scale, rtol=1e-9, atol=1e-9)
     mean = torch.stack([both(q) for q in qs]).mean(0)
-    torch.testing.assert_close(both(pool("multi_krum", qs, attackers=0.0)), mean)
+    torch.testing.assert_close(both(pool("multi_krum", qs, outliers=0.0)), mean)
 
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), k=st.sampled_from([1, 3, 5, 9]))
 def test_what_is_trimmed_to_one_client_is_the_median(seed: int, k: int) -> None:
     qs = honest_clients(seed, k)
-    torch.testing.assert_close(both(pool("trimmed_mean", qs, attackers=0.499)), both(pool("median", qs)))
+    torch.testing.assert_close(both(pool("trimmed_mean", qs, outliers=0.499)), both(pool("median", qs)))
 
 
 def clients(sizes: tuple[int, ...] = (4, 9, 6, 5, 8)):
@@ -162,7 +162,7 @@ def test_engines_agree_under_every_robust_rule(method: str, name: str) -> None:
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("method", ["fedavg", "fedvi"])
 def test_no_part_is_owned_by_a_liar_with_many_rows(method: str, name: str) -> None:
-    made = getattr(fb.methods, method)(epochs=1, batch=4, rule=name, attackers=0.2)
+    made = getattr(fb.methods, method)(epochs=1, batch=4, rule=name, outliers=0.2)
     task = prepare(network(), clients(), method=made, rounds=1, engine="loop")
     order = open_round(task.program, task.begin().state, clients=5, cohort=5, seed=0)
     uploads = task.engine.run(task.program, order, lambda k: None).uploads

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.errors import shown
-from fedbayes.federation.robust import ATTACKERS, MINORITY
+from fedbayes.federation.robust import MINORITY, OUTLIERS
 from fedbayes.federation.rules import Rule, Statistics, added, rule_named
 from fedbayes.options import is_number
 from fedbayes.posterior.values import Draws, Gaussian, Point, Posterior, check
@@ -27,21 +27,21 @@ def pool(
     weights: Sequence[float] | Tensor | None = None,
     reference: Posterior | None = None,
     *,
-    attackers: float = ATTACKERS,
+    outliers: float = OUTLIERS,
 ) -> Posterior:
     """Aggregate posteriors with a rule; their statistics are added one at a time.
 
     `weights` are relative, equal by default; a product of densities (`conflation`, `dwc`) and robust rules take none.
-    `reference` is what the clients started from; only `dwc` depends on it. `attackers` is the share of posteriors that
+    `reference` is what the clients started from; only `dwc` depends on it. `outliers` is the share of posteriors that
     may be false, for `trimmed_mean` and `multi_krum`.
 
     >>> q = pool("ws", [Gaussian(torch.zeros(1), torch.ones(1))] * 3, weights=[0.5, 0.3, 0.2])
     >>> round(float(q.scale**2), 4)
     0.38
     """
-    if not is_number(attackers) or not 0 <= attackers < 0.5:
-        raise ValueError(f"attackers must be {MINORITY}, not {shown(attackers)}")
-    rule = rule_named(rule, attackers)
+    if not is_number(outliers) or not 0 <= outliers < 0.5:
+        raise ValueError(f"outliers must be {MINORITY}, not {shown(outliers)}")
+    rule = rule_named(rule, outliers)
     posteriors = list(posteriors)
     _check_pool(rule, posteriors, reference)
     if weights is None:

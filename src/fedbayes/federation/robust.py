@@ -21,7 +21,7 @@ from fedbayes.posterior.values import Gaussian, Point, Posterior
 
 Combine = Callable[[Sequence[Posterior], Tensor, Posterior], Posterior]
 
-ATTACKERS = 0.2  # share of clients that may lie, by default
+OUTLIERS = 0.2  # share of clients that may lie, by default
 MINORITY = "a share in [0, 0.5)"  # in words, what it may be
 BLOCK = 2**21  # numbers of one kind in a block: 16 MB in float64
 LEAST = 1e-12  # a scale never rounds to zero
@@ -29,13 +29,13 @@ FAR = 1e100  # what is farther from the median can't be told apart: its powers w
 ITERATIONS, TOLERANCE, SMOOTHING = 1000, 1e-13, 1e-6  # of the geometric median
 
 
-def outliers(attackers: float, clients: int) -> int:
+def count_of(outliers: float, clients: int) -> int:
     """How many of so many clients are taken to lie: the share, rounded up, and always less than half.
 
-    >>> [outliers(0.2, clients) for clients in (1, 2, 3, 10, 11, 100)]
+    >>> [count_of(0.2, clients) for clients in (1, 2, 3, 10, 11, 100)]
     [0, 0, 1, 2, 3, 20]
     """
-    return min(math.ceil(attackers * clients - 1e-9), (clients - 1) // 2)
+    return min(math.ceil(outliers * clients - 1e-9), (clients - 1) // 2)
 
 
 def median(posteriors: Sequence[Posterior], weights: Tensor, reference: Posterior) -> Posterior:
@@ -50,8 +50,8 @@ def median(posteriors: Sequence[Posterior], weights: Tensor, reference: Posterio
     return _by_weight(middle, posteriors, reference)
 
 
-def trimmed_mean(attackers: float = ATTACKERS) -> Combine:
-    """The mean of each natural parameter without its `attackers` largest and smallest values (Yin et al., 2018).
+def trimmed_mean(outliers: float = OUTLIERS) -> Combine:
+    """The mean of each natural parameter without its `outliers` largest and smallest values (Yin et al., 2018).
 
     In units of the medians m_0 and s_0, l = s_0^2 / s^2 and l d = l (m - m_0) / s_0: their trimmed means are positive,
     and l d. The mean is held between the smallest and the largest that are not trimmed. Of points it is the trimmed
@@ -59,7 +59,7 @@ def trimmed_mean(attackers: float = ATTACKERS) -> Combine:
     """
 
     def combine(posteriors: Sequence[Posterior], weights: Tensor, reference: Posterior) -> Posterior:
-        cut = outliers(attackers, len(posteriors))
+        cut = count_of(outliers, len(posteriors))
 
         def trimmed(means: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
             inner = _within(means, cut)
@@ -82,16 +82,16 @@ def geometric_median(posteriors: Sequence[Posterior], weights: Tensor, reference
     return _mixture(_weiszfeld(_products(posteriors)), posteriors, reference)
 
 
-def multi_krum(attackers: float = ATTACKERS) -> Combine:
+def multi_krum(outliers: float = OUTLIERS) -> Combine:
     """The mean of (mean, scale) over those whose neighbours are nearest (Blanchard et al., 2017).
 
-    With f `attackers` of K, a client's score is the mean squared distance to its K - f - 1 nearest; the K - f clients
+    With f `outliers` of K, a client's score is the mean squared distance to its K - f - 1 nearest; the K - f clients
     with the lowest are kept.
     """
 
     def combine(posteriors: Sequence[Posterior], weights: Tensor, reference: Posterior) -> Posterior:
         count = len(posteriors)
-        kept = count - outliers(attackers, count)
+        kept = count - count_of(outliers, count)
         nearest = _squares(_products(posteriors)).sort(1).values[:, 1:kept]
         best = nearest.sum(1).argsort(stable=True)[:kept]
         return _mixture(torch.zeros(count, dtype=torch.float64).index_fill(0, best, 1 / kept), posteriors, reference)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedbayes.errors import unknown
 from fedbayes.federation import robust
-from fedbayes.federation.robust import ATTACKERS
+from fedbayes.federation.robust import OUTLIERS
 from fedbayes.posterior.full import FullGaussian, triangle
 from fedbayes.posterior.values import Gaussian, Point, Posterior, softplus_inverse
 
@@ -291,13 +291,13 @@ RULES: dict[str, Rule] = {
 
 
 @lru_cache
-def robust_rules(attackers: float = ATTACKERS) -> dict[str, Rule]:
-    """Rules that a minority of clients can't move at will; `attackers` is the share that may lie."""
+def robust_rules(outliers: float = OUTLIERS) -> dict[str, Rule]:
+    """Rules that a minority of clients can't move at will; `outliers` is the share that may lie."""
     rows: dict[str, tuple[robust.Combine, str]] = {
         "median": (robust.median, "robust: median of each mean and log scale"),
-        "trimmed_mean": (robust.trimmed_mean(attackers), "robust: trimmed mean of each natural parameter"),
+        "trimmed_mean": (robust.trimmed_mean(outliers), "robust: trimmed mean of each natural parameter"),
         "geometric_median": (robust.geometric_median, "robust: nearest to all by the sum of Wasserstein distances"),
-        "multi_krum": (robust.multi_krum(attackers), "robust: mean of those with the nearest neighbours"),
+        "multi_krum": (robust.multi_krum(outliers), "robust: mean of those with the nearest neighbours"),
     }
     return {name: combining(f, about, (Gaussian, Point), robust=True) for name, (f, about) in rows.items()}
 
@@ -305,13 +305,13 @@ def robust_rules(attackers: float = ATTACKERS) -> dict[str, Rule]:
 RULES |= robust_rules()
 
 
-def rule_named(rule: str | Rule, attackers: float = ATTACKERS) -> Rule:
+def rule_named(rule: str | Rule, outliers: float = OUTLIERS) -> Rule:
     """A rule by its name in the table, or itself; robust ones for a share of clients that may lie."""
     if isinstance(rule, Rule):
         return rule
     if rule not in RULES:
         raise unknown("rule", rule, RULES)
-    return robust_rules(attackers).get(rule, RULES[rule])
+    return robust_rules(outliers).get(rule, RULES[rule])
 
 
 def added(rule: Rule, total: Statistics | None, more: Statistics) -> Statistics:

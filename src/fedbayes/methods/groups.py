@@ -8,7 +8,7 @@ from typing import Any
 from fedbayes.clients.optimisers import OPTIMISERS, Optimiser
 from fedbayes.clients.schedules import WITHIN
 from fedbayes.federation.program import Program, Stage
-from fedbayes.federation.robust import ATTACKERS, MINORITY
+from fedbayes.federation.robust import MINORITY, OUTLIERS
 from fedbayes.federation.rules import Rule, rule_named
 from fedbayes.federation.stages import server_step, statistics_again
 from fedbayes.methods.method import Method
@@ -78,16 +78,16 @@ class ServerStep(Method):
 class Robustness(Method):
     """What robust rules take clients for."""
 
-    attackers: float = option(
+    outliers: float = option(
         "share of clients that may lie: so many are trimmed at each end by trimmed_mean, left out by multi_krum",
         number(MINORITY, lambda v: 0 <= v < 0.5),
-        default=ATTACKERS,
+        default=OUTLIERS,
         kind="server",
     )
 
     def rule_of(self, rule: str | Rule) -> Rule:
         """A rule by name, for that share."""
-        return rule_named(rule, self.attackers)
+        return rule_named(rule, self.outliers)
 
 
 @record
