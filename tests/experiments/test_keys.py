@@ -21,7 +21,7 @@ from fedbayes.methods import METHODS
 from fedbayes.options import KINDS, options_of
 from fedbayes.runs.sweep import program_of
 from fedbayes.training import settings
-from fedbayes.training.settings import Judging, Training
+from fedbayes.training.settings import Bounding, Judging, Training
 
 WRONG: tuple[Any, ...] = (math.nan, math.inf, -1.5, 10**40, True, "", "no such name", ["a", 1], {"no such key": {}})
 SMALL = Experiment(network="linear", clients=3, rounds=1, method="fedavg", options={"epochs": 1})
@@ -70,7 +70,10 @@ def test_no_setting_of_pretraining_escapes_its_check(name: str) -> None:
         refused(name, lambda wrong=wrong: build(replace(SMALL, pretrain={name: wrong})))
 
 
-@pytest.mark.parametrize(("record", "name"), [(r, name) for r in (Training, Judging) for name in options_of(r)])
+GROUPS = (Training, Bounding, Judging)
+
+
+@pytest.mark.parametrize(("record", "name"), [(group, name) for group in GROUPS for name in options_of(group)])
 def test_fit_takes_the_same_keys_with_the_same_defaults_and_checks(record: Any, name: str) -> None:
     assert inspect.signature(fb.fit).parameters[name].default == options_of(record)[name].default
     clients = fb.data.load("digits").split(fb.partition.iid(), clients=3)

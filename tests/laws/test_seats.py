@@ -48,9 +48,9 @@ def one_round(engine: str, method: fb.methods.Method, rounds: int = 1) -> Run:
     return run
 
 
-def clip(parts: Parts, reference: Parts) -> Parts:
+def clip(parts: Parts, start: Parts, options: Any) -> Parts:
     """The change of each upload, made shorter than a bound."""
-    q, old = parts["model"], reference["model"].mean
+    q, old = parts["model"], start["model"].mean
     change = q.mean - old
     factor = (BOUND / change.norm()).clamp(max=1)
     return {**parts, "model": Point(old + factor * change, q.layout)}

@@ -63,9 +63,11 @@ def info_of(constants: Constants, orders: Sequence[Order], seats: list[Seat], de
     dtype = orders[0].broadcast[program.prediction.part].mean.dtype
     sizes = torch.tensor([len(seat.rows) for seat in seats])
     batches = tuple((-(-sizes // phase.batch)).to(device) for phase in program.client.phases)
+    # A number that a member does not have is one that none of its pieces reads: a bound, say.
+    names = dict.fromkeys(name for order in orders for name in order.options)
     options = {
-        name: torch.tensor([order.options[name] for order in orders], dtype=dtype, device=device)
-        for name in orders[0].options
+        name: torch.tensor([order.options.get(name, torch.nan) for order in orders], dtype=dtype, device=device)
+        for name in names
     }
     number = torch.tensor([order.round for order in orders], device=device)
     if len(orders) == 1:

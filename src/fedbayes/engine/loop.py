@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.engine.batches import schedule, steps_in_epoch
 from fedbayes.federation.program import Contribution, Order, Outcome, OwnState, Program, Store, Terms, nothing
-from fedbayes.federation.round import LEFT_OUT, add_terms, contribute
+from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, summed
 from fedbayes.noise import Tape, normals, seeded
 
 
@@ -39,7 +39,7 @@ class Loop:
                 continue
             if program.needs_uploads:
                 uploads.append(Contribution(k, upload.parts, info.n, order.version))
-            else:
+            if terms := summed(program, terms):
                 total = add_terms(program, [terms], total)
             owns[k] = upload.own
             for name, value in upload.metrics.items():

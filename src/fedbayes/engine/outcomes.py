@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from fedbayes.clients.client import Info, Upload
 from fedbayes.engine.together import Clients, take
 from fedbayes.federation.program import Contribution, Outcome, Program, Terms
-from fedbayes.federation.round import LEFT_OUT, add_terms, contribute
+from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, rule_of, summed
 
 
 class Seat(NamedTuple):
@@ -44,7 +44,9 @@ def _alike(programs: Sequence[Program]) -> list[list[int]]:
     groups: dict[Any, list[int]] = {}
     for member, program in enumerate(programs):
         rules = tuple((part, id(rule)) for part, rule in sorted(program.pooling.rules.items()))
-        groups.setdefault((rules, id(program.pooling.weighting), program.needs_uploads), []).append(member)
+        channel = tuple(map(id, program.pooling.channel))
+        key = (rules, id(program.pooling.weighting), channel, program.needs_uploads)
+        groups.setdefault(key, []).append(member)
     return list(groups.values())
 
 
@@ -62,7 +64,8 @@ def _outcomes(
     one = torch.ones((), dtype=torch.float64, device=info.n.device) if program.needs_uploads else None
 
     def term(upload: Upload, info: Info) -> tuple[Terms, Tensor]:
-        return contribute(program, upload, info, one)
+        terms, finite = contribute(program, upload, info, one)
+        return summed(program, terms), finite
 
     terms, finite = together.over(term, (0, together.info))(uploads, info)
     fine = finite.tolist()  # the one wait for the device in a chunk
@@ -75,7 +78,7 @@ def _outcomes(
         if program.needs_uploads:
             rows = {c: tree_map(lambda t, c=c: t[c], uploads.parts) for c in counted}
             gathered = [Contribution(seats[c].client, rows[c], info.n[c]) for c in counted]
-        elif counted:
+        if counted and terms:
             # A slice where it can be: a list of places would be copied to the device for every tensor.
             places = slice(counted[0], counted[-1] + 1) if counted[-1] - counted[0] + 1 == len(counted) else counted
             total = _sum(program, tree_map(lambda t, places=places: t[places], terms))
@@ -97,7 +100,7 @@ def _outcomes(
 
 def _sum(program: Program, terms: Terms) -> Terms:
     """Add the terms of stacked clients."""
-    return {part: program.pooling.rules[part].stacked(statistics) for part, statistics in terms.items()}
+    return {part: rule_of(program, part).stacked(statistics) for part, statistics in terms.items()}
 
 
 class Tally:

@@ -21,6 +21,7 @@ from fedbayes.experiments.keys import FLOWER, TABLED
 from fedbayes.experiments.own_code import called, imported, in_one_line, naming, parameters, users_code
 from fedbayes.experiments.own_pieces import dealing, stages_of
 from fedbayes.experiments.sites import alone, asks_for_client, everybody
+from fedbayes.federation.bounds import mildly_bounded
 from fedbayes.methods import METHODS, Method, method_named
 from fedbayes.model.likelihood import LIKELIHOODS, Likelihood
 from fedbayes.networks.dropout import with_dropout
@@ -63,6 +64,10 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             attack=x.attack,
             attackers=x.attackers,
             attack_strength=x.attack_strength,
+            cap_precision=x.cap_precision,
+            clip_change=x.clip_change,
+            clip_quantile=x.clip_quantile,
+            cap_rows=x.cap_rows,
             validation=x.validation,
             patience=x.patience,
             evaluate_every=x.evaluate_every,
@@ -73,7 +78,8 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             stages=stages_of(x.stages),
         )
     if x.engine == FLOWER:
-        task = replace(task, elsewhere=_with_the_clients)
+        program = task.program if x.cap_precision is not None else mildly_bounded(task.program)
+        task = replace(task, program=program, elsewhere=_with_the_clients)
     if not x.pretrain:
         return task
     with naming("pretrain"):

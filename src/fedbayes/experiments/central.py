@@ -11,7 +11,10 @@ from fedbayes.experiments.experiment import Experiment
 from fedbayes.experiments.keys import Pretraining
 from fedbayes.methods import Method
 from fedbayes.noise import address
-from fedbayes.options import record_of
+from fedbayes.options import options_of, record_of
+from fedbayes.training.settings import Bounding
+
+UNBOUNDED: dict[str, Any] = dict.fromkeys(options_of(Bounding))
 
 HONEST: dict[str, Any] = {"attack": None, "attackers": None, "attack_strength": None}
 
@@ -30,7 +33,7 @@ def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
     }
     if any("epochs" in method.options for method in methods.values()):
         options["epochs"] = 1
-    plain = replace(x, cohort=None, dropout=0.0, pretrain={}, stages=(), **HONEST)  # there is nothing to pool
+    plain = replace(x, cohort=None, dropout=0.0, pretrain={}, stages=(), **HONEST, **UNBOUNDED)  # nothing is pooled
     return replace(plain, central=True, rounds=x.rounds * each, options=options)
 
 
@@ -47,6 +50,7 @@ def at_server(x: Experiment, method: Method) -> Experiment:
         options |= {"lr_silent": 0, "lr_decay": 1.0}
     return replace(
         x,
+        **{**UNBOUNDED, "cap_precision": 0.0},  # nobody is a stranger there
         pretrain={},
         stages=(),
         options=options,

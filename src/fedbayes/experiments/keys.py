@@ -22,7 +22,7 @@ from fedbayes.options import (
     text,
     whole,
 )
-from fedbayes.training.settings import ENGINES, Judging, Training
+from fedbayes.training.settings import ENGINES, Bounding, Judging, Training
 
 Table = Mapping[str, Any]
 FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
@@ -101,11 +101,11 @@ class Upkeep:
     flower: Table = option("how Flower carries it to other machines", subtable, factory=dict)
 
 
-GROUPS = (Problem, Spread, Composition, Training, Judging, Upkeep)  # in the order in which files are written
+GROUPS = (Problem, Spread, Composition, Training, Bounding, Judging, Upkeep)  # in the order in which files are written
 
 
 @record
-class Keys(Upkeep, Judging, Training, Composition, Spread, Problem):
+class Keys(Upkeep, Judging, Bounding, Training, Composition, Spread, Problem):
     """All keys of an experiment."""
 
     engine: str = option(

@@ -17,6 +17,7 @@ from fedbayes.posterior.values import Parts
 
 SERVER = -1  # the server's number where it trains on data of its own
 Terms = dict[str, Statistics]  # by part
+COUNTS = "counts"  # among terms: what the channel counts over clients, beside the parts
 # Where the observation noise of a regression comes from.
 NOISE = {
     "likelihood": "the likelihood's own",
@@ -80,11 +81,17 @@ class Gather(NamedTuple):
 
 
 class Transform(NamedTuple):
-    """A step of the channel between a client and the server: on an upload as it leaves, on the sum as it arrives."""
+    """A step of the channel between a client and the server: on an upload as it leaves, on the sum as it arrives.
+
+    `upload(parts, start, options)` is given what the client started from, in whose units its change is, and the round's
+    options. `rows` gives the rows for which a client counts, `counts` statistics that are added over clients.
+    """
 
     name: str
-    upload: Callable[[Parts, Parts], Parts] = lambda parts, reference: parts
+    upload: Callable[[Parts, Parts, Mapping[str, Any]], Parts] = lambda parts, start, options: parts
     total: Callable[[Terms], Terms] = lambda terms: terms
+    rows: Callable[[Tensor, Mapping[str, Any]], Tensor] = lambda n, options: n
+    counts: Callable[[Parts, Parts, Mapping[str, Any]], Statistics] = lambda parts, start, options: {}
 
 
 class Attacked(NamedTuple):
@@ -103,6 +110,7 @@ class Pooling(NamedTuple):
     reference: Callable[[Parts, Mapping[str, float]], Parts] = lambda broadcast, options: broadcast
     uploaded: Callable[[Parts], Parts] = lambda broadcast: broadcast  # the kind of an upload, for its size
     channel: tuple[Transform, ...] = ()  # what uploads and their sum pass, in order
+    as_sent: str = ""  # why an upload must be taken as it was sent, where it must
     attacked: Attacked | None = None  # who lies, in simulation
 
     def beside(self, **changes: Any) -> Pooling:
@@ -197,6 +205,7 @@ class Stage(NamedTuple):
     apply: Callable[[Context, Any, Parts], tuple[Parts, Any, dict[str, float]]]
     uploads: bool = False  # whether it looks at every upload
     server: ServerData | None = None  # data that it trains on at the server
+    told: Callable[[Any], Mapping[str, float]] = lambda state: {}  # numbers of its state, among a round's options
 
 
 class Program(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from fedbayes.errors import InputError
 from fedbayes.federation.kept import NOISE_PART, Kept
 from fedbayes.federation.program import (
     BY_MEMBERS,
+    COUNTS,
     Context,
     Contribution,
     FederationState,
@@ -23,7 +25,7 @@ from fedbayes.federation.program import (
     Program,
     Terms,
 )
-from fedbayes.federation.rules import RULES, Rule, added, largest
+from fedbayes.federation.rules import RULES, Rule, Statistics, added, counted, largest
 from fedbayes.model.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.posterior.lowrank import mean_covariance
@@ -55,7 +57,13 @@ def open_round(
     """Choose the cohort of the next round by its address, drop a share of it, and fix the round's options."""
     number = state.round
     staying, gone = cohort_of(number, clients=clients, cohort=cohort, seed=seed, dropout=dropout)
-    return Order(number, staying, gone, state.broadcast, program.options(number), state.version)
+    options = {**program.options(number), **told(program, state.stages)}
+    return Order(number, staying, gone, state.broadcast, options, state.version)
+
+
+def told(program: Program, states: Mapping[str, Any]) -> dict[str, float]:
+    """What the program's stages tell the clients of the next round, among its options."""
+    return {name: number for stage in program.stages for name, number in stage.told(states[stage.name]).items()}
 
 
 def cohort_of(
@@ -76,16 +84,19 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
     """A client's term of the sum for each shared part, and whether all of it is finite."""
     rules, part = program.pooling.rules, program.prediction.part
     reference = program.pooling.reference(info.broadcast, info.options)  # type: ignore[arg-type]
+    sent, counts = through_channel(program, upload.parts, info.broadcast, info.options)
+    size = rows_counted(program, info.n, info.options)
     if weight is None:
         assert program.pooling.weighting.weigh is not None
-        weight = program.pooling.weighting.weigh(upload.parts[part], info.broadcast[part], info.n)
-    size = info.n.double()
-    sent = through_channel(program, upload.parts, reference)
-    terms = {
+        weight = program.pooling.weighting.weigh(sent[part], info.broadcast[part], size)
+    size = size.double()
+    terms: Terms = {
         part: rule.encode(sent[part], size if is_static(part) else weight, reference[part])
         for part, rule in rules.items()
         if rule.combine is None
     }
+    if counts:
+        terms[COUNTS] = counts
     checked = [terms[part][key] for part in terms for key in terms[part]]
     for part in rules or upload.parts:  # personal models are not pooled: all of them is looked at
         q = upload.parts[part]
@@ -97,11 +108,52 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
     return terms, finite
 
 
-def through_channel(program: Program, parts: Parts, reference: Parts) -> Parts:
-    """An upload as it leaves its client: what every transform of the channel makes of it, in order."""
+def through_channel(
+    program: Program, parts: Parts, broadcast: Parts, options: Mapping[str, Any]
+) -> tuple[Parts, Statistics]:
+    """An upload as it leaves its client: what each transform of the channel makes of it, and counts."""
+    counts: Statistics = {}
+    if program.pooling.channel:
+        start = started(program, broadcast, options)
+        for transform in program.pooling.channel:
+            counts |= transform.counts(parts, start, options)
+            parts = transform.upload(parts, start, options)
+    return parts, counts
+
+
+def rows_counted(program: Program, n: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """The rows for which a client counts, of those that it has."""
     for transform in program.pooling.channel:
-        parts = transform.upload(parts, reference)
-    return parts
+        n = transform.rows(n, options)
+    return n
+
+
+def started(program: Program, broadcast: Parts, options: Mapping[str, Any]) -> Parts:
+    """What clients started from: the broadcast, as a point where terms are in units of points."""
+    reference = program.pooling.reference(broadcast, options)
+    return {part: q if type(q) is type(reference[part]) else reference[part] for part, q in broadcast.items()}
+
+
+def received(program: Program, order: Order, outcome: Outcome) -> Outcome:
+    """The outcome with the uploads that are held as they came out of the channel."""
+    if not program.pooling.channel:
+        return outcome
+
+    def sent(u: Contribution) -> Contribution:
+        parts, _ = through_channel(program, u.parts, order.broadcast, order.options)
+        return u._replace(parts=parts, n=rows_counted(program, u.n, order.options))
+
+    return outcome._replace(uploads=[sent(u) for u in outcome.uploads])
+
+
+def summed(program: Program, terms: Terms) -> Terms:
+    """What engines add of a client's terms: all of them, or where uploads are held only what the channel counts."""
+    return {part: t for part, t in terms.items() if part == COUNTS} if program.needs_uploads else terms
+
+
+def rule_of(program: Program, part: str) -> Rule:
+    """The rule by which the terms of a part add."""
+    return counted if part == COUNTS else program.pooling.rules[part]
 
 
 def at_home(program: Program) -> Program:
@@ -130,7 +182,7 @@ def add_terms(program: Program, terms: Iterable[Terms], total: Terms | None = No
     """
     for more in terms:
         before = dict.fromkeys(more) if total is None else total
-        total = {part: added(program.pooling.rules[part], before[part], t) for part, t in more.items()}
+        total = {part: added(rule_of(program, part), before[part], t) for part, t in more.items()}
     assert total is not None
     return total
 
@@ -166,7 +218,9 @@ def close_round(context: Context, state: FederationState) -> tuple[FederationSta
 
     The uploads are pooled, then the program's stages follow in turn.
     """
-    program, outcome = context.program, context.outcome
+    program = context.program
+    outcome = received(program, context.order, context.outcome)
+    context = context._replace(outcome=outcome)
     if not outcome.counted:
         return state._replace(round=state.round + 1), {}
     parts, report = pooled(program, context.order, outcome)
@@ -187,22 +241,22 @@ def as_told(program: Program, order: Order, outcome: Outcome) -> Outcome:
         return outcome
     told = attacked.tell(order, outcome.uploads)
     one = torch.ones((), dtype=torch.float64, device=told[0].n.device)
-    summed = not program._replace(pooling=program.pooling._replace(attacked=None)).needs_uploads
+    adds = not program._replace(pooling=program.pooling._replace(attacked=None)).needs_uploads
 
     def term(parts: Parts, n: Tensor) -> tuple[Terms, Tensor]:
         info = Info(order.broadcast, order.options, torch.tensor(order.round), n, ())  # type: ignore[arg-type]
-        return contribute(program, Upload(parts, {}, {}), info, None if summed else one)
+        return contribute(program, Upload(parts, {}, {}), info, None if adds else one)
 
     rows = tree_map(lambda *leaves: torch.stack(leaves), *[(u.parts, u.n) for u in told])
     terms, finite = torch.vmap(term)(*rows)
     fine = [k for k, is_fine in enumerate(finite.tolist()) if is_fine]
     total = {
-        part: program.pooling.rules[part].stacked({key: t[fine] for key, t in statistics.items()})
-        for part, statistics in terms.items()
+        part: rule_of(program, part).stacked({key: t[fine] for key, t in statistics.items()})
+        for part, statistics in (terms if adds else summed(program, terms)).items()
     }
     left_out = {u.client: LEFT_OUT for k, u in enumerate(told) if k not in set(fine)}
     return outcome._replace(
-        terms=total if summed and fine else None,
+        terms=total if total and fine else None,
         uploads=[told[k] for k in fine],
         left_out=dict(sorted((outcome.left_out | left_out).items())),
         counted=len(fine),
@@ -210,10 +264,10 @@ def as_told(program: Program, order: Order, outcome: Outcome) -> Outcome:
 
 
 def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, float]]:
-    """The broadcast with the shared parts pooled, and numbers to report of them."""
+    """The broadcast with the shared parts pooled, and numbers to report of them; uploads are as `received`."""
     reference = program.pooling.reference(order.broadcast, order.options)
     terms, weights = outcome.terms, []
-    if program.needs_uploads and terms is None:
+    if program.needs_uploads and not {*(terms or ())} - {COUNTS}:
         weights = _weights(program, order, outcome.uploads)
         terms = _terms_of(program, order, outcome.uploads, weights)
     for transform in program.pooling.channel:
@@ -222,7 +276,7 @@ def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dic
     report: dict[str, float] = {}
     for part, rule in program.pooling.rules.items():
         if rule.combine is not None:
-            sent = [through_channel(program, u.parts, reference)[part] for u in outcome.uploads]
+            sent = [u.parts[part] for u in outcome.uploads]
             parts[part] = rule.combine(sent, torch.stack(weights), reference[part])
             continue
         assert terms is not None
@@ -244,6 +298,7 @@ def _terms_of(
     program: Program, order: Order, uploads: Sequence[Contribution], weights: Sequence[Tensor]
 ) -> Terms | None:
     """The sum of the uploads' terms, of those parts that are sums."""
+    program = program._replace(pooling=program.pooling._replace(channel=()))  # they have passed it
 
     def term(u: Contribution, weight: Tensor) -> Terms:
         info = Info(order.broadcast, order.options, torch.tensor(order.round), u.n, ())  # type: ignore[arg-type]

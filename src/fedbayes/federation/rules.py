@@ -42,6 +42,7 @@ class Rule(NamedTuple):
     narrows: bool = False  # whether several copies of one posterior pool to a narrower one
     weighted: bool = True  # whether the answer depends on the clients' weights
     robust: bool = False  # whether a minority of clients can't move the answer at will
+    weighs_precision: bool = False  # whether a client counts by the precision that it claims
     report: Callable[[Statistics, Posterior], dict[str, float]] = lambda total, reference: {}
     # Or no sum at all: from all posteriors, their weights [K] and the reference (a median, say). Costs memory
     # O(clients * weights); `encode` and `decode` are not used then.
@@ -249,6 +250,11 @@ largest = Rule(
     maxima=("largest",),
 )
 
+# What is counted over clients beside their posteriors; there is nothing to decode.
+counted = Rule(
+    lambda q, w, reference: {}, lambda total, reference: reference, "sums of counts, of no posterior", takes=()
+)
+
 RULES: dict[str, Rule] = {
     "fedavg": Rule(
         moments("mean"), _point, "weighted mean of points (McMahan et al., 2017)", takes=(Point,), change=True
@@ -263,6 +269,7 @@ RULES: dict[str, Rule] = {
         "product of the densities (Hill, 2011)",
         narrows=True,
         weighted=False,
+        weighs_precision=True,
     ),
     "wc": Rule(
         _encode_wc,
@@ -270,14 +277,18 @@ RULES: dict[str, Rule] = {
         "weighted conflation; the variance follows the heaviest client",
         maxima=("heaviest",),
         narrows=True,
+        weighs_precision=True,
     ),
-    "log_pool": Rule(naturals, _log_pool, "weighted geometric mean of the densities (FedUAB eq. 8)"),
+    "log_pool": Rule(
+        naturals, _log_pool, "weighted geometric mean of the densities (FedUAB eq. 8)", weighs_precision=True
+    ),
     "dwc": Rule(
         _unweighted(naturals),
         _dwc,
         "product of the densities over (K-1) reference posteriors (McClure et al., 2018)",
         needs_reference=True,
         weighted=False,
+        weighs_precision=True,
         report=_dwc_report,
     ),
     "moment_matching": Rule(

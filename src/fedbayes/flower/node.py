@@ -11,16 +11,17 @@ import torch
 from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import Loop
-from fedbayes.errors import InputError
+from fedbayes.errors import InputError, shown
 from fedbayes.experiments.build import build, keeps_apart, side_of
 from fedbayes.experiments.experiment import Experiment, from_toml, to_toml
-from fedbayes.federation.program import Order
-from fedbayes.federation.round import LEFT_OUT, contribute
+from fedbayes.federation.program import Order, Program
+from fedbayes.federation.round import LEFT_OUT, begin, contribute, told
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, head_of, layouts_of, read
 from fedbayes.posterior.values import Parts
 from fedbayes.training.rounds import Task
 
+TOLD = "told."  # before the name of a number in a head
 QUERY, TRAIN, EVALUATE, REFINE = "query", "train", "evaluate", "evaluate.refine"
 SECURE = ("train.keys", "train.shares", "train.masked", "train.unmask")  # the letters of a secure sum
 
@@ -61,7 +62,7 @@ class Node:
             own = kept.after(head["counted"], task.device)
         except Lost:
             lost = True
-        order = Order(number, (self.client,), (), broadcast, program.options(number))
+        order = Order(number, (self.client,), (), broadcast, {**program.options(number), **told_in(head, program)})
         with quick_cpu(), tensor_cores(task.precision):
             assert isinstance(task.engine, Loop)  # which stands on each machine
             upload, info = task.engine.client(program, order, self.client, own)
@@ -70,6 +71,22 @@ class Node:
         if not bool(finite):
             raise Refused(LEFT_OUT)
         return Trained(upload, info, broadcast, own, lost)
+
+
+def told_by(program: Program, order: Order) -> Head:
+    """What the server's stages tell the clients of a round, as a letter's head carries it."""
+    return {f"{TOLD}{name}": float(order.options[name]) for name in told(program, begin(program).stages)}
+
+
+def told_in(head: Head, program: Program) -> dict[str, float]:
+    """The inverse: numbers among a round's options that no experiment file knows, a bound that follows the changes."""
+    numbers = {}
+    for name in told(program, begin(program).stages):
+        number = head.get(f"{TOLD}{name}")
+        if type(number) is not float or not number > 0:
+            raise Refused(f"{name} is {shown(number)}, not a positive number")
+        numbers[name] = number
+    return numbers
 
 
 @lru_cache(maxsize=4)

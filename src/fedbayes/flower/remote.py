@@ -11,7 +11,7 @@ from fedbayes.federation.kept import NOISE_PART
 from fedbayes.federation.program import SERVER, TRAIN, FederationState, Order, Outcome, OwnState, Program, nothing
 from fedbayes.flower.asking import Asking
 from fedbayes.flower.border import Form, Refusal, guarded, reply_of, scores_of
-from fedbayes.flower.node import EVALUATE, REFINE
+from fedbayes.flower.node import EVALUATE, REFINE, told_by
 from fedbayes.flower.node import TRAIN as ASK
 from fedbayes.flower.post import Answer
 from fedbayes.flower.roll import Roll
@@ -142,7 +142,7 @@ class Remote:
 
     def _ask(self, order: Order, own: OwnState, nodes: Mapping[int, int]) -> Iterator[tuple[int, Answer]]:
         sent = write(order.broadcast, self.settings.coding)
-        head = {**self.asking.coded(), "round": order.round}
+        head = {**self.asking.coded(), "round": order.round, **told_by(self.program, order)}
         letters = {node: Letter({**head, "client": k, "counted": _counted(own(k))}, sent) for k, node in nodes.items()}
         for node, answer in self.asking.exchange(ASK, letters):
             yield letters[node].head["client"], answer

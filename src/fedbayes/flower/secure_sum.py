@@ -13,6 +13,7 @@ from fedbayes.federation.program import Order, Outcome, Program
 from fedbayes.flower import masks
 from fedbayes.flower.border import Refusal, Unusable, guarded
 from fedbayes.flower.hidden import Hidden
+from fedbayes.flower.node import told_by
 from fedbayes.flower.post import Answer
 from fedbayes.flower.promises import Evidence, Promise, key_of, seed_of
 from fedbayes.flower.secure_letters import Dealer, Dealt, Form, Keys, dealt_of, keys_of, masked_of, shares_of
@@ -116,6 +117,7 @@ class SecureSum:
     def _masked(self, about: Mapping[int, Head]) -> Hidden:
         hidden = Hidden(self.program, self.order)
         sent = {"clients": self.clients, "dtype": self.settings.dtype, "delta": False}
+        sent |= told_by(self.program, self.order)
         letters = {
             k: {
                 **sent,

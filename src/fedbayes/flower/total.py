@@ -6,7 +6,7 @@ import torch
 
 from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.federation.program import Contribution, Order, Outcome, Program, Terms
-from fedbayes.federation.round import LEFT_OUT, add_terms, contribute
+from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, summed
 from fedbayes.flower.border import LARGEST, Refusal, Reply, guarded
 from fedbayes.flower.wire import Coding, read, write
 
@@ -47,8 +47,8 @@ class Total:
             return
         if program.needs_uploads:
             self.uploads.append(Contribution(k, reply.parts, torch.tensor(reply.rows)))
-        else:
-            self.terms = add_terms(program, [term[0]], self.terms)
+        if terms := summed(program, term[0]):
+            self.terms = add_terms(program, [terms], self.terms)
         # The state itself stays with the client; the server keeps after which round it was counted.
         self.own[k] = {"counted": torch.tensor(self.order.round)} if reply.own else {}
         self.left_out.pop(k, None)

@@ -43,6 +43,10 @@ from fedbayes.options import (
 )
 from fedbayes.posterior.values import Gaussian, Parts, Point
 
+KEEPS_FACTORS = (
+    "clients of pvi keep a factor that holds what they sent; with a part of that left out, the prior times all factors "
+    "would not be the server's posterior"
+)
 PRIORS = {"broadcast": "what the server sent", "fixed": "N(0, prior_scale^2)"}
 
 
@@ -200,6 +204,7 @@ class PVI(Variational):
         client = partitioned(program.client)
         return program._replace(
             client=client,
+            pooling=program.pooling._replace(as_sent=KEEPS_FACTORS),
             personal=Personal(own_model(client, program.client)),
             initial={**program.initial, "model": prior},
             options=lambda number: {**program.options(number), "cohort": float(setting.cohort)},

@@ -16,6 +16,7 @@ from fedbayes.data import Clients, Dataset, Standardise, from_clients
 from fedbayes.engine.choice import carry_of, choose
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation.attacks import Attack
+from fedbayes.federation.bounds import Bounds, with_bounds
 from fedbayes.federation.own_stages import with_stages
 from fedbayes.federation.program import Stage, Store
 from fedbayes.federation.round import at_home, cohort_size, gathering
@@ -27,7 +28,7 @@ from fedbayes.posterior.values import Posterior
 from fedbayes.training.attacked import attacked
 from fedbayes.training.checks import augmentation, device_named, try_network
 from fedbayes.training.server import server_store
-from fedbayes.training.settings import Judging, Training
+from fedbayes.training.settings import Bounding, Judging, Training
 from fedbayes.training.task import Task, initial_of
 
 P = ParamSpec("P")
@@ -78,6 +79,10 @@ def prepare(
     attack: str | Attack | None = None,
     attackers: float | Sequence[int | str] | None = None,
     attack_strength: float | None = None,
+    cap_precision: float | None = None,
+    clip_change: float | None = None,
+    clip_quantile: float | None = None,
+    cap_rows: int | None = None,
     validation: float = 0.0,
     patience: int | None = None,
     evaluate_every: int = 1,
@@ -94,7 +99,7 @@ def prepare(
     Arguments as in `fit`.
     """
     arguments = locals()
-    for group in (Training, Judging):
+    for group in (Training, Bounding, Judging):
         group(**{name: arguments[name] for name in options_of(group)})
     if not isinstance(clients, Clients):
         clients = from_clients(clients)
@@ -130,7 +135,8 @@ def prepare(
         size,
     )
     try_network(setting, clients)
-    program = with_stages(method.build(setting), stages)
+    bounds = Bounds(cap_precision or None, clip_change, clip_quantile, cap_rows)
+    program = with_stages(with_bounds(method.build(setting), bounds), stages)
     if init is not None:
         program = program._replace(initial=initial_of(program, init, where))
     program, targets = attacked(program, clients, attack, attackers, attack_strength, seed)

@@ -222,6 +222,10 @@ def fit(
     attack: str | Attack | None = None,
     attackers: float | Sequence[int | str] | None = None,
     attack_strength: float | None = None,
+    cap_precision: float | None = None,
+    clip_change: float | None = None,
+    clip_quantile: float | None = None,
+    cap_rows: int | None = None,
     validation: float = 0.0,
     patience: int | None = None,
     evaluate_every: int = 1,
@@ -250,6 +254,9 @@ def fit(
     - `attack`: what some clients do instead of telling the truth, one of `fb.attacks.ATTACKS`; `attackers`: a share
       or a number of clients, drawn at random, or a list of them (a fifth by default); `attack_strength`: as the attack
       says
+    - `cap_precision`: how sure a client may be of a weight, as a multiple of the broadcast's precision; `clip_change`:
+      how far it may move, by the rms of its change in units of the broadcast, or `clip_quantile` of the changes of the
+      round before; `cap_rows`: for how many rows it counts
     - `validation`: the share of each client's rows held out to choose the best round by `monitor` ("nll" or
       "accuracy"); `patience`: evaluations without a better one before training stops
     - `evaluate_every`, `personal_every`: rounds between scores of the posterior, and of personal models (0: never)

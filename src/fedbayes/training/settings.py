@@ -101,6 +101,36 @@ class Training:
 
 
 @record
+class Bounding:
+    """What one client may claim and move in a round."""
+
+    cap_precision: float | None = option(
+        "largest precision of a weight, as a multiple of the broadcast's; 0: none; by default none, and 10 on Flower "
+        "under rules that weigh by precision",
+        not_negative,
+        default=None,
+        kind="server",
+    )
+    clip_change: float | None = option(
+        "largest size of a change: rms of (mean, log precision) in units of the broadcast, of points of the change "
+        "itself; larger ones are made shorter",
+        positive,
+        default=None,
+        kind="server",
+    )
+    clip_quantile: float | None = option(
+        "the next round's clip_change is this quantile of the sizes of a round's changes; clip_change is the first's",
+        up_to_one,
+        default=None,
+        kind="server",
+    )
+    cap_rows: int | None = option("rows for which a client counts at most", at_least_one, default=None, kind="server")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@record
 class Judging:
     """When a federation is scored, and what stops it."""
 

@@ -1,0 +1,225 @@
+"""Bounded terms: how sure one client may be, how far it may move the model, and for how many rows it counts.
+
+In units of the broadcast q_0 = N(m_0, s_0^2) that a client started from: d = (m - m_0) / s_0 and the precision
+l = s_0^2 / s^2. A point has unit scale and claims no precision. The bounds are transforms of the channel, so that terms
+still add: in every engine, on Flower, and under a secure sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import InputError
+from fedbayes.federation.program import COUNTS, Context, Program, Stage, Transform
+from fedbayes.federation.round import started
+from fedbayes.federation.rules import Statistics
+from fedbayes.model.model import is_static
+from fedbayes.posterior.values import Gaussian, Parts, Point, Posterior
+
+MILD = 10.0  # the cap of precision that is on by default where clients are strangers
+CAP, CLIP, ROWS, BOUNDS = "cap_precision", "clip_change", "cap_rows", "bounds"
+# Sizes of changes are counted in bins of equal width in their logarithm, each 7.5 % wide.
+LOW, HIGH, BINS = -8.0, 8.0, 512
+
+
+class Bounds(NamedTuple):
+    """What no client may exceed in a round; None: no bound."""
+
+    precision: float | None = None  # of each weight, in units of the broadcast's
+    change: float | None = None  # rms of (d, log l); with a quantile that of the first round
+    quantile: float | None = None  # of the sizes of the last round's changes, which is the next bound
+    rows: float | None = None  # for which a client counts
+
+
+def with_bounds(program: Program, bounds: Bounds) -> Program:
+    """The program whose uploads pass the bounds on their way; those that have no meaning for it are refused."""
+    clips = bounds.change is not None or bounds.quantile is not None
+    if bounds.precision is not None or clips:
+        _check(program, CLIP if clips else CAP, bounds.precision is not None)
+    numbers: dict[str, float] = {}
+    channel: list[Transform] = []
+    if bounds.rows is not None:
+        numbers[ROWS] = bounds.rows
+        channel.append(CAPPED_ROWS)
+    if bounds.precision is not None:
+        numbers[CAP] = bounds.precision
+        channel.append(CAPPED)
+    stages: tuple[Stage, ...] = ()
+    if clips:
+        first = torch.inf if bounds.change is None else bounds.change
+        numbers |= {bound_of(part): first for part in trained_parts(program)}
+        channel.append(CLIPPED if bounds.quantile is None else CLIPPED_AND_COUNTED)
+        stages = () if bounds.quantile is None else (following(program, first, bounds.quantile),)
+    if not channel:
+        return program
+    own = program.options
+    return program._replace(
+        options=lambda number: {**own(number), **numbers},
+        pooling=program.pooling._replace(channel=(*program.pooling.channel, *channel)),
+        stages=(*program.stages, *stages),
+    )
+
+
+def mildly_bounded(program: Program) -> Program:
+    """The program with a mild cap where clients count by the precision that they claim, and it can be bounded."""
+    sure = any(rule.weighs_precision for rule in program.pooling.rules.values())
+    if not sure or program.pooling.as_sent or not _comparable(program):
+        return program
+    return with_bounds(program, Bounds(precision=MILD))
+
+
+def trained_parts(program: Program) -> list[str]:
+    """The shared parts that are bounded: all but statistics such as BatchNorm's."""
+    return [part for part in program.pooling.rules if not is_static(part)]
+
+
+def bound_of(part: str) -> str:
+    """The name among a round's options of the bound on a part's change."""
+    return f"{CLIP}.{part}"
+
+
+def _check(program: Program, name: str, caps: bool) -> None:
+    """Refuse a bound for uploads that must be taken as they are, or whose change has no size."""
+    if program.pooling.as_sent:
+        raise InputError(f"{name}: {program.pooling.as_sent}; leave it out")
+    sent = program.pooling.uploaded(program.initial)
+    for part in trained_parts(program):
+        if not isinstance(sent[part], Point | Gaussian):
+            raise InputError(
+                f"{name}: part {part!r} is uploaded as a {type(sent[part]).__name__}; bounds are for points and for "
+                "normals of independent weights, leave it out"
+            )
+    if caps and not _comparable(program):
+        raise InputError(
+            f"{CAP}: clients of this method start from points and send normals: there is no precision to compare "
+            f"theirs with; leave it out, {CLIP} and {ROWS} hold"
+        )
+
+
+def _comparable(program: Program) -> bool:
+    """Whether all normals that are sent were normals before."""
+    sent, start = program.pooling.uploaded(program.initial), started(program, program.initial, program.options(0))
+    parts = trained_parts(program)
+    plain = all(isinstance(sent[part], Point | Gaussian) for part in parts)
+    return plain and all(isinstance(start[part], type(sent[part])) for part in parts)
+
+
+class Change(NamedTuple):
+    """How far a posterior is from where it started: of the mean d, and of normals the log precision, in float64."""
+
+    shift: Tensor
+    log_precision: Tensor | None
+
+    @property
+    def size(self) -> Tensor:
+        """The root of the mean square of all entries."""
+        pieces = [self.shift] if self.log_precision is None else [self.shift, self.log_precision]
+        return (sum(t.square().mean(-1) for t in pieces) / len(pieces)).sqrt()  # type: ignore[union-attr]
+
+
+def change_of(q: Posterior, start: Posterior) -> Change:
+    """The change of q in units of where it started."""
+    d = q.mean.double() - start.mean.double()
+    if not (isinstance(q, Gaussian) and isinstance(start, Gaussian)):
+        return Change(d, None)
+    scale = start.scale.double()
+    return Change(d / scale, 2 * (scale / q.scale.double()).log())
+
+
+def capped(q: Posterior, start: Posterior, cap: Tensor | float) -> Posterior:
+    """q with at most `cap` times the precision that it started from, for each weight: s >= s_0 / sqrt(cap)."""
+    if not (isinstance(q, Gaussian) and isinstance(start, Gaussian)):
+        return q
+    least = start.scale.double() / torch.as_tensor(cap, dtype=torch.float64, device=q.mean.device).sqrt()
+    return replace(q, scale=torch.where(q.scale < least, least.to(q.scale.dtype), q.scale))
+
+
+def clipped(q: Posterior, start: Posterior, bound: Tensor | float) -> Posterior:
+    """One step of centred clipping around the broadcast (Karimireddy et al., 2021): u <- u min(1, bound / rms(u)).
+
+    u = (d, log l): the mean moves a part of the way, and so does the logarithm of the scale. What is within the bound
+    stays as it is, to the bit.
+    """
+    change = change_of(q, start)
+    share = torch.as_tensor(bound, dtype=torch.float64, device=q.mean.device) / change.size
+    beyond = share < 1
+    share = share.clamp(max=1)
+    unit = start.scale.double() if change.log_precision is not None and isinstance(start, Gaussian) else 1.0
+    mean = (start.mean.double() + unit * share[..., None] * change.shift).to(q.mean.dtype)
+    point: Any = q
+    made = replace(point, mean=torch.where(beyond[..., None], mean, q.mean))
+    if change.log_precision is None:
+        return made
+    scale = (unit * (-share[..., None] * change.log_precision / 2).exp()).to(q.mean.dtype)
+    return replace(made, scale=torch.where(beyond[..., None], scale, made.scale))
+
+
+def _capped(parts: Parts, start: Parts, options: Mapping[str, Any]) -> Parts:
+    return {part: capped(q, start[part], options[CAP]) if part in start else q for part, q in parts.items()}
+
+
+def _clipped(parts: Parts, start: Parts, options: Mapping[str, Any]) -> Parts:
+    return {
+        part: clipped(q, start[part], options[bound_of(part)]) if bound_of(part) in options else q
+        for part, q in parts.items()
+    }
+
+
+def _fewer(n: Tensor, options: Mapping[str, Any]) -> Tensor:
+    return n.double().clamp(max=options[ROWS])
+
+
+def _counts(parts: Parts, start: Parts, options: Mapping[str, Any]) -> Statistics:
+    """A one in the bin of the size of each part's change."""
+    return {part: bins_of(change_of(q, start[part]).size) for part, q in parts.items() if bound_of(part) in options}
+
+
+# One of each for all programs, so that members of a sweep that differ in numbers alone are bounded as one.
+CAPPED = Transform("cap of precision", upload=_capped)
+CLIPPED = Transform("clip of the change", upload=_clipped)
+CLIPPED_AND_COUNTED = Transform("clip of the change, counted", upload=_clipped, counts=_counts)
+CAPPED_ROWS = Transform("cap of rows", rows=_fewer)
+
+
+def bins_of(size: Tensor) -> Tensor:
+    """The size of a change as a histogram of one: [BINS]. What is no number is in no bin."""
+    place = ((size.log10() - LOW) / (HIGH - LOW) * BINS).floor().clamp(0, BINS - 1)
+    return (torch.arange(BINS, device=size.device) == place).double()
+
+
+def quantile_of(counts: Tensor, quantile: float) -> float:
+    """The upper edge of the bin in which a quantile of the counted sizes lies."""
+    whole = counts.double().round()
+    at = int((whole.cumsum(-1) < quantile * whole.sum() - 1e-9).sum())
+    return float(10 ** (LOW + (min(at, BINS - 1) + 1) * (HIGH - LOW) / BINS))
+
+
+def following(program: Program, first: float, quantile: float) -> Stage:
+    """The bound on the next round's changes is a quantile of the sizes of this round's, for each part.
+
+    Its state is the bounds, so that a run that goes on clips as before. Counts that so many clients can't have made,
+    as one may under its masks, leave a bound as it was.
+    """
+    parts = trained_parts(program)
+
+    def init(broadcast: Parts) -> dict[str, Tensor]:
+        return {part: torch.tensor(first, dtype=torch.float64) for part in parts}
+
+    def apply(context: Context, state: Any, pooled: Parts) -> tuple[Parts, Any, dict[str, float]]:
+        terms, counted = context.outcome.terms or {}, context.outcome.counted
+        bounds = dict(state)
+        for part, counts in terms.get(COUNTS, {}).items():
+            fits = bool((counts > -0.5).all()) and round(float(counts.sum())) == counted
+            if fits:
+                bounds[part] = torch.tensor(quantile_of(counts, quantile), dtype=torch.float64)
+        return pooled, bounds, {f"next_{bound_of(part)}": float(bounds[part]) for part in parts}
+
+    def told(state: Any) -> dict[str, float]:
+        return {bound_of(part): float(state[part]) for part in parts}
+
+    return Stage(BOUNDS, init, apply, told=told)
