@@ -9,15 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedbayes.engine.kept import keep_programs
 
 
 class Compiled:
     """A pure function of tensors within trees, compiled anew for each structure and shape of its arguments.
 
     Not torch.compile: that reads Python's bytecode, which for operations taken over within vmap costs ten times as
-    long as it takes to run them once on tensors without content.
+    long as it takes to run them once on tensors without content. What Inductor makes of it is kept on disk, by the
+    graph, its constants, shapes, threads and versions: the next process takes it from there, equal in every bit.
     """
 
     def __init__(self, step: Callable[..., Any]) -> None:
@@ -47,11 +53,19 @@ class Compiled:
                 apart: list[Any] = [torch.empty_like(t) for t in inputs]
                 # Tensors of a network that are neither weights nor buffers are no inputs: they become constants.
                 traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
-                with _no_arguments():
-                    self._programs[key] = torch._inductor.compile(traced, apart), structures[-1]
+                self._programs[key] = _compiled(traced, apart), structures[-1]
         run, out = self._programs[key]
         with torch.no_grad():
             return tree_unflatten(list(run(*inputs)), out)
+
+
+def _compiled(traced: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # loads sympy
+
+    keep_programs()
+    # Inductor looks on its disk only where it could note what a program assumes of shapes, though ours are all fixed.
+    with _no_arguments(), tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        return torch._inductor.compile(traced, inputs, options={"cpp.threads": torch.get_num_threads()})
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.engine.fast.forms import Rowwise
+from fedbayes.engine.kept import code_folder
 
 SOURCE = Path(__file__).with_name("rowwise.c")
 # Sums in any order, but what is not finite stays so: a client that diverges must be seen. Not -ffast-math: its start-up
@@ -36,17 +36,15 @@ def compiler() -> str | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled code: made once for a machine, then kept in the user's cache."""
+    """The compiled code: made once for a processor, then kept in the user's cache."""
     source, made_by = SOURCE.read_text(), compiler()
     if made_by is None:
         raise OSError("there is no C compiler (gcc, cc or clang)")
     tuned = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    # By node too: a home shared by machines may hold code for another one's processor.
-    key = hashlib.blake2b("\n".join([source, made_by, tuned, *FLAGS, platform.node()]).encode(), digest_size=8)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbayes"
+    key = hashlib.blake2b("\n".join([source, made_by, tuned, *FLAGS]).encode(), digest_size=8)
+    home = code_folder()
     target = home / f"rowwise-{key.hexdigest()}.so"
     if not target.exists():
-        home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home) as folder:
             fresh = Path(folder) / "rowwise.so"
             done = subprocess.run(
