@@ -8,6 +8,7 @@ from fedbayes.version import __version__
 
 if TYPE_CHECKING:
     from fedbayes import data, methods, scores
+    from fedbayes.clock import profile
     from fedbayes.data import partition
     from fedbayes.evaluate import calibration as calibrate
     from fedbayes.evaluate import ood
@@ -43,6 +44,7 @@ __all__ = [
     "ood",
     "partition",
     "pool",
+    "profile",
     "rules",
     "scores",
     "trust",
@@ -61,6 +63,7 @@ _HOMES = {
     "fit": "fedbayes.training.rounds",
     "load": "fedbayes.runs.folder",
     "pool": "fedbayes.federation.pool",
+    "profile": "fedbayes.clock",
     "trust": "fedbayes.experiments.trust",
 }
 _MODULES = {

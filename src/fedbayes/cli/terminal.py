@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedbayes.clock import MEANING
 from fedbayes.report.wording import TITLES, best_of, beyond
 from fedbayes.runs.records import Arrays, RunFiles
 
@@ -111,6 +112,19 @@ def closing_table(runs: Iterable[RunFiles]) -> Table:
     for run in runs:
         cells = [_cell(run.scores.get(name), best[name] if len(runs) > 1 else None) for name in names]
         table.add_row(run.name, *cells, str(len(run.records)), f"{run.seconds:.1f}")
+    return table
+
+
+def shares_table(seconds: Mapping[str, float]) -> Table:
+    """Where a run's time went; the shares add up to all of it."""
+    table, total = Table(box=box.SIMPLE_HEAD, show_footer=True), sum(seconds.values())
+    table.add_column("share of the time", "in all")
+    table.add_column("seconds", f"{total:.2f}", justify="right")
+    table.add_column("%", "100.0", justify="right")
+    table.add_column("what", style="dim")
+    for name, value in seconds.items():
+        if value:
+            table.add_row(name, f"{value:.2f}", f"{100 * value / total:.1f}", MEANING[name])
     return table
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +12,8 @@ from rich.markup import escape
 
 from fedbayes.cli.shared import Events, Folder, Settings, Trust, app, key_help, out
 from fedbayes.cli.watching import watching
+from fedbayes.clock import FILES, START, Shares, share
+from fedbayes.clock import profile as measuring
 
 
 @app.command()
@@ -28,32 +32,41 @@ def run(
     labelled: Annotated[int, typer.Option(help="Rows that a client has labels of at first, with --active.")] = 20,
     budget: Annotated[int, typer.Option(help="Labels that a client asks for after each stage, with --active.")] = 20,
     trust: Trust = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes; write profile.json.")] = False,
 ) -> None:
     """Train an experiment into a folder, and write its report."""
+    kind = f"-{active}" if active is not None else "-central" if central else ""
+    folder = output or Path("runs") / f"{Path(name).stem}{kind}"
+    with measuring() if profile else nullcontext() as shares:
+        with share(START):
+            overrides = {"device": device, "engine": engine, "compile": compile}
+            experiment = _experiment(name, settings, overrides, central)
+        if active is None:
+            _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
+        else:
+            from fedbayes.runs.active import Active, run_active
+
+            asking = Active(active, labelled, budget)
+            _train(lambda watch: run_active(experiment, asking, folder, watch), folder, tensorboard)
+    if shares is not None:
+        _show(shares, folder)
+
+
+def _experiment(name: str, settings: list[str] | None, overrides: dict[str, str | None], central: bool) -> Any:
     from fedbayes.experiments.experiment import with_settings
     from fedbayes.experiments.included import find
 
     experiment = find(name)
-    overrides = [*(settings or [])]
-    overrides += [
-        f'{key}="{value}"' for key, value in (("device", device), ("engine", engine), ("compile", compile)) if value
-    ]
-    if overrides:
+    changes = [*(settings or []), *(f'{key}="{value}"' for key, value in overrides.items() if value)]
+    if changes:
         from fedbayes.experiments.build import options_of_method
 
-        experiment = with_settings(experiment, overrides, options_of_method)
+        experiment = with_settings(experiment, changes, options_of_method)
     if central:
         from fedbayes.experiments.build import without_federation
 
         experiment = without_federation(experiment)
-    if active is not None:
-        from fedbayes.runs.active import Active, run_active
-
-        home = output or Path("runs") / f"{Path(name).stem}-{active}"
-        _train(lambda watch: run_active(experiment, Active(active, labelled, budget), home, watch), home, tensorboard)
-        return
-    folder = output or Path("runs") / f"{Path(name).stem}{'-central' if central else ''}"
-    _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
+    return experiment
 
 
 @app.command()
@@ -108,9 +121,11 @@ def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
 
 
 def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
-    from fedbayes.cli.terminal import closing_table, samples_text
-    from fedbayes.report import write
-    from fedbayes.runs.records import arrays_in, runs_in
+    with share(START):
+        from fedbayes.cli.terminal import closing_table, samples_text
+        from fedbayes.report import write
+        from fedbayes.runs.folder import Watch  # noqa: F401  (loads torch)
+        from fedbayes.runs.records import arrays_in, runs_in
 
     try:
         with watching() as watch:
@@ -122,7 +137,18 @@ def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
     for block in samples_text(shown) if shown else []:
         out.print(f"\n{escape(block)}")
     out.print(closing_table(runs_in(folder)))
-    out.print(f"report: {write([folder], folder / 'report.html')}")
+    with share(FILES):
+        page = write([folder], folder / "report.html")
+    out.print(f"report: {page}")
+
+
+def _show(shares: Shares, folder: Path) -> None:
+    """A table of where the time went, and the same seconds as a file."""
+    from fedbayes.cli.terminal import shares_table
+    from fedbayes.files import write_atomically
+
+    out.print(shares_table(shares.seconds))
+    write_atomically(folder / "profile.json", json.dumps({"total": shares.total, **shares.seconds}, indent=1) + "\n")
 
 
 def _with_events(watch: Any, folder: Path) -> Any:

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from fedbayes.clock import COMPILE, share
 from fedbayes.engine.kept import keep_programs
 
 
@@ -38,25 +39,32 @@ class Compiled:
         inputs = [leaves[place].contiguous() for place in places]
         key = (structure, tuple((t.shape, t.dtype) for t in inputs), torch.get_float32_matmul_precision())
         if key not in self._programs:
-
-            def flat(*tensors: Tensor) -> list[Tensor]:
-                whole = list(leaves)
-                for place, tensor in zip(places, tensors):
-                    whole[place] = tensor
-                flat_outputs, out = tree_flatten(self.step(*tree_unflatten(whole, structure)))
-                structures.append(out)
-                return flat_outputs
-
-            structures: list[Any] = []
-            with torch.no_grad():
-                # Two inputs that are one tensor now, as at a round's start, may be two at the next call.
-                apart: list[Any] = [torch.empty_like(t) for t in inputs]
-                # Tensors of a network that are neither weights nor buffers are no inputs: they become constants.
-                traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
-                self._programs[key] = _compiled(traced, apart), structures[-1]
+            with share(COMPILE):
+                self._programs[key] = self._program(leaves, places, structure, inputs)
         run, out = self._programs[key]
         with torch.no_grad():
             return tree_unflatten(list(run(*inputs)), out)
+
+    def _program(
+        self, leaves: list[Any], places: list[int], structure: Any, inputs: list[Tensor]
+    ) -> tuple[Callable[..., Any], Any]:
+        """The compiled function of the tensors at these places of the leaves, and the structure of what it gives."""
+
+        def flat(*tensors: Tensor) -> list[Tensor]:
+            whole = list(leaves)
+            for place, tensor in zip(places, tensors):
+                whole[place] = tensor
+            flat_outputs, out = tree_flatten(self.step(*tree_unflatten(whole, structure)))
+            structures.append(out)
+            return flat_outputs
+
+        structures: list[Any] = []
+        with torch.no_grad():
+            # Two inputs that are one tensor now, as at a round's start, may be two at the next call.
+            apart: list[Any] = [torch.empty_like(t) for t in inputs]
+            # Tensors of a network that are neither weights nor buffers are no inputs: they become constants.
+            traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
+            return _compiled(traced, apart), structures[-1]
 
 
 def _compiled(traced: GraphModule, inputs: list[Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
+from fedbayes.clock import SUM, share
 from fedbayes.engine.batches import schedule, steps_in_epoch
 from fedbayes.federation.program import Contribution, Order, Outcome, OwnState, Program, Store, Terms, nothing
 from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, summed
@@ -32,7 +33,8 @@ class Loop:
         metrics: dict[str, float] = {}
         for k in order.cohort:
             upload, info = self.client(program, order, k, own(k))
-            terms, finite = _terms(program, upload, info)
+            with share(SUM):
+                terms, finite = _terms(program, upload, info)
             after()
             if not bool(finite):
                 left_out[k] = LEFT_OUT
@@ -40,7 +42,8 @@ class Loop:
             if program.needs_uploads:
                 uploads.append(Contribution(k, upload.parts, info.n, order.version))
             if terms := summed(program, terms):
-                total = add_terms(program, [terms], total)
+                with share(SUM):
+                    total = add_terms(program, [terms], total)
             owns[k] = upload.own
             for name, value in upload.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Info, Upload
+from fedbayes.clock import SUM, share
 from fedbayes.engine.together import Clients, take
 from fedbayes.federation.program import Contribution, Outcome, Program, Terms
 from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, rule_of, summed
@@ -30,12 +31,13 @@ def outcomes(
 ) -> list[tuple[int, Outcome]]:
     """Each member's outcome of a chunk; `programs` are those of the members."""
     results = []
-    for members in _alike(programs):
-        mine = [c for c, seat in enumerate(seats) if seat.member in members]
-        if mine:
-            own = [seats[c] for c in mine]
-            theirs = _only(mine, seats, together, uploads, info)
-            results += _outcomes(programs[members[0]], Clients(len(mine), together.info), own, *theirs)
+    with share(SUM):
+        for members in _alike(programs):
+            mine = [c for c, seat in enumerate(seats) if seat.member in members]
+            if mine:
+                own = [seats[c] for c in mine]
+                theirs = _only(mine, seats, together, uploads, info)
+                results += _outcomes(programs[members[0]], Clients(len(mine), together.info), own, *theirs)
     return results
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Phase, only_if
+from fedbayes.clock import COMPILE, share
 from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.fast import dense, forms, rowwise
 from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined
@@ -139,7 +140,8 @@ class Steps:
     def _replay(self, work: Work, state: Any) -> Any:
         key = ("graph", id(work.phase.step), repr(work.together), work.table.live is None, len(work.table.rows))
         if key not in self._cache:
-            self._cache[key] = Graph(self._step(work), work, state)
+            with share(COMPILE):
+                self._cache[key] = Graph(self._step(work), work, state)
         return self._cache[key](work, state)
 
 

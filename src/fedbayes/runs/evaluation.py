@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.clock import FILES, share
 from fedbayes.data import Dataset
 from fedbayes.files import write_atomically
 from fedbayes.model.predictive import Predictive
@@ -78,9 +79,10 @@ def thumbnail_rows(arrays: Mapping[str, Any]) -> np.ndarray:
 
 def save(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays as one .npz file, whole or not at all."""
-    file = io.BytesIO()
-    np.savez_compressed(file, **arrays)
-    write_atomically(path, file.getvalue())
+    with share(FILES):
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays)
+        write_atomically(path, file.getvalue())
 
 
 def prediction_arrays(p: Predictive) -> dict[str, np.ndarray]:

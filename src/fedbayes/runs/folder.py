@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
+from fedbayes.clock import EVALUATION, START, share
 from fedbayes.data import Clients
 from fedbayes.errors import Diverged, InputError, one_line
 from fedbayes.experiments.build import build, check_tables, clients_of
@@ -64,13 +65,14 @@ def run(
     experiment = experiment.settled
     refuse_another(experiment, folder)
     with locked(folder):
-        if clients is None:
-            clients = clients_of(experiment)
-        # Everything is bound before anything is written, so that a wrong name leaves no run behind.
-        tasks = {
-            method: build(experiment.only(method), network=network, clients=clients)
-            for method in experiment.all_methods
-        }
+        with share(START):
+            if clients is None:
+                clients = clients_of(experiment)
+            # Everything is bound before anything is written, so that a wrong name leaves no run behind.
+            tasks = {
+                method: build(experiment.only(method), network=network, clients=clients)
+                for method in experiment.all_methods
+            }
         write_once(folder / CONFIG, to_toml(experiment))
         runs, failures = {}, []
         for method, task in tasks.items():
@@ -84,7 +86,8 @@ def run(
                 failures.append(error)
         if failures:
             raise failures[0]
-        _compare(folder, runs, experiment.method)
+        with share(EVALUATION):
+            _compare(folder, runs, experiment.method)
     return runs
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedbayes.clock import EVALUATION, FILES, share
 from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.files import write_atomically
 from fedbayes.runs import checkpoint, evaluation, journal
@@ -45,24 +46,27 @@ class Recording:
     def add(self, progress: Progress, record: journal.Record) -> None:
         """Take a round in; a checkpoint follows when it is due."""
         self.progress = progress
-        journal.append(self.folder, record)
-        self.records.append(record)
-        if self._due():
-            journal.sync(self.folder)
-            checkpoint.write(self.folder, self.experiment, self.task, progress, self.own.index.as_tensors())
-            self._kept = [*self._kept[-1:], self.own.index.files]
-            self.own.sweep(self._kept)
-            self._saved = time.monotonic()
-        if not self.task.done(progress):
-            self.own.compact()
+        with share(FILES):
+            journal.append(self.folder, record)
+            self.records.append(record)
+            if self._due():
+                journal.sync(self.folder)
+                checkpoint.write(self.folder, self.experiment, self.task, progress, self.own.index.as_tensors())
+                self._kept = [*self._kept[-1:], self.own.index.files]
+                self.own.sweep(self._kept)
+                self._saved = time.monotonic()
+            if not self.task.done(progress):
+                self.own.compact()
 
     def end(self) -> tuple[Run, bool]:
         """The run, with its table and evaluation on disk; and whether they had been there before."""
         run = Run(self.task, self.progress, self.records, self.own)
         was_finished = (self.folder / evaluation.FILE).is_file()
         if not was_finished:
-            journal.write_table(self.folder, self.records)
-            evaluation.write(self.folder, run)
+            with share(FILES):
+                journal.write_table(self.folder, self.records)
+            with share(EVALUATION):
+                evaluation.write(self.folder, run)
         return run, was_finished
 
     def _due(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from fedbayes.clock import EVALUATION, FILES, PERSONAL, START, STEPS, SUM, share
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.stacked import run_all
@@ -41,7 +42,8 @@ def rounds(
         orders = task.orders(progress)
         own.expect(task.scheduler.cohort(progress.state.round + 1))
         with quick_cpu(), tensor_cores(task.precision):
-            outcomes = [task.engine.run(task.program, order, own.get, after_client) for order in orders]
+            with share(STEPS):
+                outcomes = [task.engine.run(task.program, order, own.get, after_client) for order in orders]
             progress, record = close(task, progress, own, orders[-1], merged(task.program, outcomes))
             _make_personal([task], [progress], [own], [record])
             progress = _stop(task, progress, record)
@@ -67,7 +69,8 @@ def rounds_together(
         entries: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
         with quick_cpu(), tensor_cores(lead.precision):
             engines, programs = [tasks[m].engine for m in live], [tasks[m].program for m in live]
-            outcomes = run_all(engines, programs, orders, [owns[m].get for m in live])
+            with share(STEPS):
+                outcomes = run_all(engines, programs, orders, [owns[m].get for m in live])
             for m, order, outcome in zip(live, orders, outcomes):
                 progress[m], record = close(tasks[m], progress[m], owns[m], order, outcome)
                 entries[m] = (progress[m], record)
@@ -87,19 +90,23 @@ def close(
     task: Task, progress: Progress, own: OwnStore, order: Order, outcome: Outcome
 ) -> tuple[Progress, dict[str, Any]]:
     """Close a round: pool, follow the program's stages, evaluate when due."""
-    own.put(order.round, outcome.own)
-    outcome = as_told(task.program, order, outcome)
-    state, report = close_round(Context(task.program, order, outcome, task.engine, own.get), progress.state)
+    with share(FILES):
+        own.put(order.round, outcome.own)
+    with share(SUM):
+        outcome = as_told(task.program, order, outcome)
+        state, report = close_round(Context(task.program, order, outcome, task.engine, own.get), progress.state)
     due = _due(task, state.round, task.evaluate_every)
     if due or _due(task, state.round, task.personal_every):
-        state = observed(task, state)
+        with share(EVALUATION):
+            state = observed(task, state)
     record = _record(task, order, outcome, report)
     if progress.pretrained:
         record["pretrained"] = dict(progress.pretrained)
     progress = progress._replace(state=state, pretrained={})
     if due and task.program.prediction.whole:
-        record["test"] = evaluate(task, state)
-        progress = _validate(task, progress, record)
+        with share(EVALUATION):
+            record["test"] = evaluate(task, state)
+            progress = _validate(task, progress, record)
     return progress, record
 
 
@@ -120,7 +127,9 @@ def _make_personal(
     for number in sorted({progress[m].state.round for m in due}):
         group = [m for m in due if progress[m].state.round == number]
         homes = [Federation(tasks[m], progress[m].state, owns[m].get) for m in group]
-        for m, scores in zip(group, personal_scores(homes)):
+        with share(PERSONAL):
+            by_member = personal_scores(homes)
+        for m, scores in zip(group, by_member):
             records[m]["personal"] = scores
             if not tasks[m].program.prediction.whole:
                 records[m]["test"] = {name: v for name, v in scores.items() if not name.startswith("clients")}
@@ -271,7 +280,9 @@ def fit(
     torch.Size([3, 10])
     """
     arguments = dict(locals())
-    return train(prepare(**arguments))
+    with share(START):
+        task = prepare(**arguments)
+    return train(task)
 
 
 def train(task: Task) -> Run:
