@@ -127,7 +127,7 @@ def start(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     taken = {"trace and compile": 0.0, "compile": 0.0}
     measured(compiled.Compiled, "_program", taken, "trace and compile")
     measured(compiled, "_compiled", taken, "compile")
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), sum(os.times()[:4])
     with fb.profile() as shares:
         method = fb.methods.method_named(arguments.method or case.method, {"epochs": 1, "lr": 1e-3})
         task = prepare(
@@ -138,6 +138,7 @@ def start(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         _, record = next(trained)
         wait(arguments.device)
         figures["first"] = time.perf_counter() - began
+        figures["processor"] = sum(os.times()[:4]) - worked  # seconds of all its threads and compilers
     began = time.perf_counter()
     _, again = next(trained)
     wait(arguments.device)
@@ -167,9 +168,8 @@ def in_process(name: str, arguments: argparse.Namespace, cache: str, limit: floa
     """The figures of one start in a process of its own, whose compiled programs are in a folder."""
     words = [sys.executable, str(SCRIPT), "--start", name, "--device", arguments.device, "--compile", arguments.compile]
     words += ["--rows", str(arguments.rows)]
-    words += [
-        w for key in ("method", "engine") if getattr(arguments, key) for w in (f"--{key}", getattr(arguments, key))
-    ]
+    for key in ("method", "engine"):
+        words += [f"--{key}", getattr(arguments, key)] if getattr(arguments, key) else []
     path = os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
     given = {k: v for k, v in os.environ.items() if k not in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     env = {**given, "FEDBAYES_CACHE": cache, "PYTHONPATH": path}
@@ -184,7 +184,7 @@ def in_process(name: str, arguments: argparse.Namespace, cache: str, limit: floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("docs/results/bench-start.json"))
+    parser.add_argument("--output", type=Path, help="docs/results/bench-start.json, or bench-start-gpu.json")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", default=None, help="on, graph or off; graph on a GPU, on elsewhere by default")
     parser.add_argument("--engine", help="stacked or loop; by default what the library chooses")
@@ -202,7 +202,9 @@ def main() -> None:
     from measure import Figures
 
     began = time.perf_counter()
-    figures = Figures(arguments.output, arguments.device, arguments.commit, keep=True)
+    kind = "-gpu" if arguments.device == "cuda" else ""
+    output = arguments.output or Path(f"docs/results/bench-start{kind}.json")
+    figures = Figures(output, arguments.device, arguments.commit, keep=True)
     for name in arguments.only:
         with tempfile.TemporaryDirectory() as cache:
             for state in ("cold", "warm") if arguments.compile != "off" else ("eager",):
@@ -211,9 +213,8 @@ def main() -> None:
                     print("the deadline has passed; the other networks were not started", flush=True)
                     return
                 row = in_process(name, arguments, cache, left)
-                figures.add(
-                    f"{name}, {arguments.device}, {state}", method=arguments.method or CASES[name].method, **row
-                )
+                method = arguments.method or CASES[name].method
+                figures.add(f"{name} by {method}, {state}", **row)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ SMALL = {
     "cpu.py": ["--only", "choice", "--case", "fedavg mlp, equal"],
     "hand.py": ["--job", "FedAvg, MLP 64", "--against", "eager", "--turns", "1"],
     "gpu_resnet.py": ["--device", "cpu", "--depth", "8", "--width", "2", "--rows", "32", "--only", "engines"],
+    "start.py": ["--only", "mlp", "--compile", "off", "--rows", "20"],
     "student.py": ["--rows", "20"],
 }
 
