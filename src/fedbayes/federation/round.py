@@ -257,7 +257,7 @@ def as_told(program: Program, order: Order, outcome: Outcome) -> Outcome:
     left_out = {u.client: LEFT_OUT for k, u in enumerate(told) if k not in set(fine)}
     return outcome._replace(
         terms=total if total and fine else None,
-        uploads=[told[k] for k in fine],
+        uploads=[] if adds else [told[k] for k in fine],
         left_out=dict(sorted((outcome.left_out | left_out).items())),
         counted=len(fine),
     )
@@ -298,6 +298,8 @@ def _terms_of(
     program: Program, order: Order, uploads: Sequence[Contribution], weights: Sequence[Tensor]
 ) -> Terms | None:
     """The sum of the uploads' terms, of those parts that are sums."""
+    if all(rule.combine is not None for rule in program.pooling.rules.values()):
+        return None
     program = program._replace(pooling=program.pooling._replace(channel=()))  # they have passed it
 
     def term(u: Contribution, weight: Tensor) -> Terms:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +47,42 @@ def curves(table: Table[E], output: Path, scale: str, group: str, column: str) -
         axes.set(xlabel="round", ylabel=metric)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(fontsize=8, frameon=False)
+    return svg_of(figure)
+
+
+def heat_map(maps: Mapping[str, Mapping[tuple[str, str], float]], label: str, factor: float = 1) -> str:
+    """Numbers by row and column as colours, one map per name, all on one scale; as SVG."""
+    return svg_of(heat_figure(maps, label, factor))
+
+
+def heat_figure(maps: Mapping[str, Mapping[tuple[str, str], float]], label: str, factor: float = 1) -> Figure:
+    """The same as a figure; each place has its number."""
+    from matplotlib.figure import Figure
+
+    shapes = {name: [list(dict.fromkeys(place[i] for place in cells)) for i in (0, 1)] for name, cells in maps.items()}
+    heights = [len(rows) + 3.2 for rows, _ in shapes.values()]
+    figure = Figure(figsize=(11, 0.3 * sum(heights)), layout="constrained")
+    low = min(v for cells in maps.values() for v in cells.values())
+    high = max(v for cells in maps.values() for v in cells.values())
+    panels = figure.subplots(len(maps), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (name, cells) in zip(panels, maps.items()):
+        rows, columns = shapes[name]
+        grid = [[cells.get((row, column), float("nan")) for column in columns] for row in rows]
+        axes.imshow(grid, cmap="RdYlGn", vmin=low, vmax=high, aspect="auto")
+        for i, row in enumerate(grid):
+            for j, value in enumerate(row):
+                if value == value:
+                    axes.text(j, i, f"{factor * value:.1f}", ha="center", va="center", fontsize=7.5)
+        axes.set_xticks(range(len(columns)), columns, rotation=25, ha="right", fontsize=8)
+        axes.set_yticks(range(len(rows)), rows, fontsize=8)
+        axes.set_title(f"{name}: {label}{' in percent' * (factor == 100)}", fontsize=9, loc="left")
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+    return figure
+
+
+def svg_of(figure: Figure) -> str:
+    """A figure as SVG text that can stand inside a page."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]

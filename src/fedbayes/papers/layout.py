@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Row = Mapping[str, Any]  # a place and metric of a table: ours, published, and how it was made
@@ -40,3 +40,5 @@ class Layout(NamedTuple):
     texts: Callable[[Row], Texts] = texts_of
     extra: Mapping[str, Callable[[Row], str]] = {}  # further blocks: the sentence before it -> a row's text
     keys: tuple[str, ...] = ()  # of a row in the JSON file; all by default
+    findings: Callable[[Sequence[Row]], Sequence[str]] = lambda rows: ()  # what the rows come to, in sentences
+    drawing: Callable[[Sequence[Row]], str] = lambda rows: ""  # of all rows, as SVG, at the head of the page

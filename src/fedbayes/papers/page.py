@@ -106,6 +106,8 @@ def markdown(table: Table[E], rows: Sequence[Row]) -> str:
     lines = [f"# {table.title}", "", legend(layout, rows), ""]
     if others := made_otherwise(rows):
         lines += [OTHERWISE, "", *(f"- {line}" for line in others), ""]
+    if findings := layout.findings(rows):
+        lines += [*(f"- {line}" for line in findings), ""]
     for grid in grids(layout, rows, text):
         lines += [f"## {grid.heading}", ""] if grid.heading else []
         lines += [grid.sentence, ""] if grid.sentence else []
@@ -122,6 +124,10 @@ def page(table: Table[E], rows: Sequence[Row], output: Path, scale: str) -> str:
     pieces = [f"<h1>{title}</h1><p>{html.escape(legend(table.layout, rows))}</p>"]
     if others := made_otherwise(rows):
         pieces.append(f"<p>{OTHERWISE}</p><ul>{''.join(f'<li>{html.escape(line)}</li>' for line in others)}</ul>")
+    if findings := table.layout.findings(rows):
+        pieces.append(f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in findings)}</ul>")
+    if picture := table.layout.drawing(rows):
+        pieces.append(f"<figure>{picture}</figure>")
     pieces += [_table(grid, table.layout.corner) for grid in grids(table.layout, rows, _place(table.layout))]
     for group, column in dict.fromkeys((row["group"], row["column"]) for row in rows):
         drawing = curves(table, output, scale, group, column)

@@ -1,0 +1,194 @@
+"""Methods under attack: rules and bounds against clients that lie, on MNIST, or on digits for a laptop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.papers.cells import Cell, Table
+from fedbayes.papers.drawing import heat_map
+from fedbayes.papers.layout import Layout, Row
+from fedbayes.papers.seeds import SEEDS
+from fedbayes.training.run import Run
+
+NONE = "none"
+PLAIN = "plain"
+WORST_NLL = 99.0  # what is not finite, or worse, is written as this
+SPREADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Dirichlet .3": ("dirichlet_equal", {"alpha": 0.3}),
+    "two labels": ("labels_per_client", {"k": 2}),
+}
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "FedAvg": ("fedavg", {"epochs": 5, "batch": 50, "lr": 0.3}),
+    "FedUAB": ("feduab", {"epochs": 5, "batch": 50, "lr": 0.3}),
+}
+CLIENTS, ROUNDS = 100, 30
+# Attacks by column: their keys in an experiment. A fifth of the clients lies.
+COLUMNS: dict[str, dict[str, Any]] = {
+    NONE: {},
+    "sign flip": {"attack": "sign_flip"},
+    "noise": {"attack": "noise"},
+    "label flip": {"attack": "label_flip"},
+    "ALIE": {"attack": "alie"},
+    "IPM .5": {"attack": "ipm"},
+    "IPM 10": {"attack": "ipm", "attack_strength": 10.0},
+    "mimic": {"attack": "mimic"},
+    "overconfident": {"attack": "overconfident"},
+    "certain": {"attack": "certain"},
+    "underconfident": {"attack": "underconfident"},
+    "10 times its rows": {"attack": "inflated_counts"},
+}
+OF_SCALES = ("certain", "underconfident")  # which points have not
+
+
+class Defence(NamedTuple):
+    """What the server does against lies: keys of an experiment, and options of its method."""
+
+    keys: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
+
+
+# Changes are clipped at the median size of the round before, precisions capped at ten times the broadcast's, rows at
+# those that everybody has. The first round's clip is what half of the clients stayed below without attackers.
+BOUNDED: dict[str, Any] = {"clip_quantile": 0.5, "cap_rows": 600}
+FIRST = {"FedAvg": {"clip_change": 0.018}, "FedUAB": {"clip_change": 0.15, "cap_precision": 10.0}}
+FIRST_SMALL = {"fedavg": 0.032, "feduab": 0.3}
+ROBUST = {
+    "median": "median",
+    "trimmed mean": "trimmed_mean",
+    "geometric median": "geometric_median",
+    "multi-Krum": "multi_krum",
+}
+DEFENCES: dict[str, Defence] = {
+    PLAIN: Defence(),
+    "bounded": Defence(BOUNDED),
+    **{name: Defence({}, {"rule": rule}) for name, rule in ROBUST.items()},
+}
+
+
+def experiment_of(method: str, spread: str, defence: Defence, attack: Mapping[str, Any]) -> Experiment:
+    """100 clients of 600 rows, all of them in every round."""
+    name, options = METHODS[method]
+    partition, settings = SPREADS[spread]
+    keys = {**defence.keys, **(FIRST[method] if defence.keys else {})}
+    return Experiment(
+        data="mnist",
+        network="mlp",
+        partition=partition,
+        partition_options=settings,
+        clients=CLIENTS,
+        rounds=ROUNDS,
+        evaluate_every=ROUNDS,
+        method=name,
+        options={**options, **defence.options},
+        **keys,
+        **attack,
+    )
+
+
+def at_last(run: Run) -> dict[str, float]:
+    """Scores of the last posterior; of a run that diverged, of the one that it ended with."""
+    scores = run.scores()
+    nll = scores["nll"]
+    return {"accuracy": scores["accuracy"], "nll": min(nll, WORST_NLL) if math.isfinite(nll) else WORST_NLL}
+
+
+def cells() -> list[Cell[Experiment]]:
+    """Every attack on every defence, of points and of posteriors, under both spreads."""
+    return [
+        Cell(row, column, experiment_of(method, spread, defence, attack), {}, at_last, f"{method} {spread}")
+        for spread in SPREADS
+        for method in METHODS
+        for row, defence in DEFENCES.items()
+        for column, attack in COLUMNS.items()
+        if not (method == "FedAvg" and column in OF_SCALES)
+    ]
+
+
+def small(x: Experiment) -> Experiment:
+    """20 clients on 8 x 8 digits, 15 rounds: minutes on two cores."""
+    options = {**x.options, "batch": 24, "epochs": 3}
+    rows: dict[str, Any] = {} if x.cap_rows is None else {"cap_rows": 72, "clip_change": FIRST_SMALL[x.method]}
+    return replace(
+        x, data="digits", network_options={"hidden": [32]}, clients=20, rounds=15, evaluate_every=15, options=options,
+        **rows,
+    )  # fmt: skip
+
+
+SCALES: Mapping[str, Callable[[Experiment], Experiment]] = {"paper": lambda x: x, "small": small}
+Figures = Mapping[tuple[str, str], Mapping[str, float]]  # (row, column) -> accuracy and NLL
+
+
+def by_group(rows: Sequence[Row]) -> dict[str, dict[tuple[str, str], dict[str, float]]]:
+    """The figures of each group by row and column."""
+    groups: dict[str, dict[tuple[str, str], dict[str, float]]] = {}
+    for row in rows:
+        place = groups.setdefault(row["group"], {}).setdefault((row["row"], row["column"]), {})
+        place[row["metric"]] = row["ours"]
+    return groups
+
+
+def findings(rows: Sequence[Row]) -> list[str]:
+    """For each group: how plain pooling falls, the defence that loses least under its worst attack, and its price."""
+    lines = []
+    for group, figures in by_group(rows).items():
+        defences = [row for row, column in figures if column == NONE and _attacked(figures, row)]
+        if PLAIN not in defences:
+            continue
+        lines.append(f"{group}: {_told(figures, PLAIN)}.")
+        robust = [row for row in defences if row != PLAIN]
+        if robust:
+            best = max(robust, key=lambda row: min(f["accuracy"] for f in _attacked(figures, row).values()))
+            cost = figures[PLAIN, NONE]["accuracy"] - figures[best, NONE]["accuracy"]
+            price = f"without attackers it costs {100 * cost:.2f} points of accuracy" if cost > 0 else (
+                f"without attackers it gains {-100 * cost:.2f} points of accuracy"
+            )  # fmt: skip
+            lines.append(f"{group}: the best under its worst attack is {_told(figures, best)}; {price}.")
+    return lines
+
+
+def _attacked(figures: Figures, row: str) -> dict[str, Mapping[str, float]]:
+    return {column: f for (name, column), f in figures.items() if name == row and column != NONE}
+
+
+def _told(figures: Figures, row: str) -> str:
+    """A defence in words: its scores without attackers, and under the attacks that hurt it most."""
+    before, after = figures[row, NONE], _attacked(figures, row)
+    worst = min(after, key=lambda column: after[column]["accuracy"])
+    far = max(after, key=lambda column: after[column]["nll"])
+    gap, more = before["accuracy"] - after[worst]["accuracy"], after[far]["nll"] - before["nll"]
+    return (
+        f"{row}, {100 * before['accuracy']:.2f} % and NLL {before['nll']:.3f} without attackers, "
+        f"{100 * after[worst]['accuracy']:.2f} % under {worst} ({100 * gap:.2f} points less), "
+        f"NLL {after[far]['nll']:.3f} under {far} ({more:+.3f})"
+    )
+
+
+def drawing(rows: Sequence[Row]) -> str:
+    """Accuracy of every place as colours, one map per group."""
+    accuracies = [row for row in rows if row["metric"] == "accuracy"]
+    maps = {
+        group: {(row["row"], row["column"]): row["ours"] for row in accuracies if row["group"] == group}
+        for group in dict.fromkeys(row["group"] for row in accuracies)
+    }
+    return heat_map(maps, "accuracy", 100)
+
+
+LEGEND = (
+    "Scores on the test set at the last round, ± the standard error over seeds; rows are what the server does, columns "
+    "what a fifth of the clients does. A run whose clients all diverge ends there. NLL is at most 99."
+)
+TABLES: dict[str, Table[Experiment]] = {
+    "attacks": Table(
+        "Attacks and defences",
+        cells,
+        {"accuracy": "measured.accuracy", "nll": "measured.nll"},
+        SCALES,
+        "attacks",
+        SEEDS,
+        layout=Layout(legend=LEGEND, corner="server", findings=findings, drawing=drawing),
+    )
+}
