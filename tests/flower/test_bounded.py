@@ -16,6 +16,7 @@ from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter
 from fedbayes.posterior.values import Gaussian, Posterior
 from fedbayes.runs.folder import run as run_here
+from fedbayes.training.influence import HIDDEN
 
 BOUNDS = {
     "fixed": {"cap_precision": 1.001, "clip_change": 0.02, "cap_rows": 12},
@@ -43,6 +44,13 @@ def test_bounded_rounds_are_the_loop_engines_in_the_clear_and_under_masks(
         there = replace(x, flower={**x.flower, "secure": secure, "timeout": 5.0})
         far = run(there, tmp_path / f"{secure}", InProcess(carried(there)))[method]
         close(far.posterior, near.posterior, 1e-6 if secure else 1e-10)
+        if secure:
+            assert [record["influence"] for record in far.journal] == [{"hidden": HIDDEN}] * 2
+        else:
+            for ours, theirs in zip(far.influence(), near.influence(), strict=True):
+                numbers = ("change", "share")
+                assert [ours[name] for name in numbers] == pytest.approx([theirs[name] for name in numbers], rel=1e-5)
+                assert {**ours, "change": 0, "share": 0} == {**theirs, "change": 0, "share": 0}
         if bounds == "following":
             assert [r["next_clip_change.model"] for r in far.journal] == [
                 r["next_clip_change.model"] for r in near.journal
@@ -81,3 +89,4 @@ def test_the_server_caps_what_a_node_claims(tiny: Experiment, tmp_path: Path, ru
     weights = None if rule in ("conflation", "dwc") else far.task.clients.sizes.tolist()
     plain = [Gaussian(q.mean, q.scale, start.layout) for q in bounded]
     close(far.posterior, fb.pool(rule, plain, weights=weights, reference=start), 1e-9)
+    assert [row["capped"] for row in far.influence()] == [0.0, 1.0, 0.0]

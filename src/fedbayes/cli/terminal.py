@@ -15,6 +15,7 @@ from rich.table import Table
 from fedbayes.clock import MEANING
 from fedbayes.report.wording import TITLES, best_of, beyond
 from fedbayes.runs.records import Arrays, RunFiles
+from fedbayes.training import influence
 
 LIVE = ("accuracy", "rmse", "nll", "ece")
 SHOWN = 3  # clients that a line names
@@ -37,6 +38,7 @@ class Bar:
         )
         self.task: TaskID | None = None
         self.method, self.rounds, self.cohort = "", 0, 1
+        self.owned = False  # whether it was said that one client has most of the precision
 
     def __enter__(self) -> Bar:
         self.progress.start()
@@ -46,7 +48,7 @@ class Bar:
         self.progress.stop()
 
     def begun(self, method: str, task: Any, records: list[dict[str, Any]]) -> None:
-        self.method, self.rounds, self.cohort = method, task.rounds, task.cohort
+        self.method, self.rounds, self.cohort, self.owned = method, task.rounds, task.cohort, False
         done = len(records)
         if done < task.rounds:
             self.console.print(f"{method}: {escape(task.choice)}", style="dim")
@@ -79,6 +81,10 @@ class Bar:
             more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
             who = f"client{'s' if clients[1:] else ''} {', '.join(clients[:SHOWN])}{more}"
             self.console.print(f"[yellow]warning[/]: round {number}: {escape(who)} left out: {escape(why)}")
+        owner = influence.owner(record)
+        if owner is not None and not self.owned:
+            self.owned = True
+            self.console.print(f"[yellow]warning[/]: round {number}: {escape(influence.warning(*owner))}")
         if not self.console.is_terminal and (number % max(1, self.rounds // 5) == 0 or number == self.rounds):
             self.console.print(f"{self.method:<10} round {number}/{self.rounds}  {scores}")
         for note in record.get("notes", ()):

@@ -11,7 +11,8 @@ from torch import Tensor
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.clock import SUM, share
 from fedbayes.engine.batches import schedule, steps_in_epoch
-from fedbayes.federation.program import Contribution, Order, Outcome, OwnState, Program, Store, Terms, nothing
+from fedbayes.federation.influence import by_client, figures_of
+from fedbayes.federation.program import Contribution, Figures, Order, Outcome, OwnState, Program, Store, Terms, nothing
 from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, summed
 from fedbayes.noise import Tape, normals, seeded
 
@@ -31,6 +32,7 @@ class Loop:
         total: Terms | None = None
         uploads, owns, left_out = [], {}, {}
         metrics: dict[str, float] = {}
+        influence: dict[int, Figures] = {}
         for k in order.cohort:
             upload, info = self.client(program, order, k, own(k))
             with share(SUM):
@@ -39,6 +41,7 @@ class Loop:
             if not bool(finite):
                 left_out[k] = LEFT_OUT
                 continue
+            influence |= by_client([k], [figures_of(program, upload, info, terms).tolist()])
             if program.needs_uploads:
                 uploads.append(Contribution(k, upload.parts, info.n, order.version))
             if terms := summed(program, terms):
@@ -47,7 +50,7 @@ class Loop:
             owns[k] = upload.own
             for name, value in upload.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value)
-        return Outcome(total, uploads, owns, left_out, metrics, len(owns), order.version)
+        return Outcome(total, uploads, owns, left_out, metrics, len(owns), order.version, influence)
 
     def take_notes(self) -> list[str]:
         """The loop takes no fallback."""

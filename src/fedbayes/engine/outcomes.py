@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 from fedbayes.clients.client import Info, Upload
 from fedbayes.clock import SUM, share
 from fedbayes.engine.together import Clients, take
+from fedbayes.federation.influence import by_client, figures_of
 from fedbayes.federation.program import Contribution, Outcome, Program, Terms
 from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, rule_of, summed
 
@@ -67,10 +68,14 @@ def _outcomes(
 
     def term(upload: Upload, info: Info) -> tuple[Terms, Tensor]:
         terms, finite = contribute(program, upload, info, one)
-        return summed(program, terms), finite
+        figures = figures_of(program, upload, info, terms)
+        return summed(program, terms), torch.cat([finite.double()[None], figures])
 
-    terms, finite = together.over(term, (0, together.info))(uploads, info)
-    fine = finite.tolist()  # the one wait for the device in a chunk
+    terms, told = together.over(term, (0, together.info))(uploads, info)
+    fine, figures = [], []
+    for finite, *few in told.tolist():  # the one wait for the device in a chunk
+        fine.append(bool(finite))
+        figures.append(few)
     metrics = {name: t.tolist() for name, t in uploads.metrics.items()}
     results = []
     for member in sorted({seat.member for seat in seats}):
@@ -94,6 +99,7 @@ def _outcomes(
                     {seats[c].client: LEFT_OUT for c in mine if not fine[c]},
                     {name: sum(values[c] for c in counted) for name, values in metrics.items()},
                     len(counted),
+                    influence=by_client([seats[c].client for c in counted], [figures[c] for c in counted]),
                 ),
             )
         )
@@ -131,4 +137,5 @@ class Tally:
             {name: sum(o.metrics.get(name, 0.0) for o in chunks) for name in sorted(names)},
             sum(o.counted for o in chunks),
             self.version,
+            dict(sorted((k, figures) for o in chunks for k, figures in o.influence.items())),
         )

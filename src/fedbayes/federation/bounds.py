@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from fedbayes.errors import InputError
+from fedbayes.federation.changes import CAP, CLIP, ROWS, bound_of, change_of, started, trained_parts
 from fedbayes.federation.program import COUNTS, Context, Program, Stage, Transform
-from fedbayes.federation.round import started
 from fedbayes.federation.rules import Statistics
-from fedbayes.model.model import is_static
 from fedbayes.posterior.values import Gaussian, Parts, Point, Posterior
 
 MILD = 10.0  # the cap of precision that is on by default where clients are strangers
-CAP, CLIP, ROWS, BOUNDS = "cap_precision", "clip_change", "cap_rows", "bounds"
+BOUNDS = "bounds"
 # Sizes of changes are counted in bins of equal width in their logarithm, each 7.5 % wide.
 LOW, HIGH, BINS = -8.0, 8.0, 512
 
@@ -73,16 +72,6 @@ def mildly_bounded(program: Program) -> Program:
     return with_bounds(program, Bounds(precision=MILD))
 
 
-def trained_parts(program: Program) -> list[str]:
-    """The shared parts that are bounded: all but statistics such as BatchNorm's."""
-    return [part for part in program.pooling.rules if not is_static(part)]
-
-
-def bound_of(part: str) -> str:
-    """The name among a round's options of the bound on a part's change."""
-    return f"{CLIP}.{part}"
-
-
 def _check(program: Program, name: str, caps: bool) -> None:
     """Refuse a bound for uploads that must be taken as they are, or whose change has no size."""
     if program.pooling.as_sent:
@@ -107,28 +96,6 @@ def _comparable(program: Program) -> bool:
     parts = trained_parts(program)
     plain = all(isinstance(sent[part], Point | Gaussian) for part in parts)
     return plain and all(isinstance(start[part], type(sent[part])) for part in parts)
-
-
-class Change(NamedTuple):
-    """How far a posterior is from where it started: of the mean d, and of normals the log precision, in float64."""
-
-    shift: Tensor
-    log_precision: Tensor | None
-
-    @property
-    def size(self) -> Tensor:
-        """The root of the mean square of all entries."""
-        pieces = [self.shift] if self.log_precision is None else [self.shift, self.log_precision]
-        return (sum(t.square().mean(-1) for t in pieces) / len(pieces)).sqrt()  # type: ignore[union-attr]
-
-
-def change_of(q: Posterior, start: Posterior) -> Change:
-    """The change of q in units of where it started."""
-    d = q.mean.double() - start.mean.double()
-    if not (isinstance(q, Gaussian) and isinstance(start, Gaussian)):
-        return Change(d, None)
-    scale = start.scale.double()
-    return Change(d / scale, 2 * (scale / q.scale.double()).log())
 
 
 def capped(q: Posterior, start: Posterior, cap: Tensor | float) -> Posterior:

@@ -59,6 +59,15 @@ class Contribution(NamedTuple):
     version: int = 0  # of the broadcast that it trained from
 
 
+class Figures(NamedTuple):
+    """Of one client in one round, as it came, before any bound."""
+
+    change: float  # rms of its change in units of the broadcast, of that part in which it moved farthest
+    claim: float  # what it counts by: its weight, times the precision where the rule weighs by that; as it is added
+    capped: float  # share of its weights whose precision was above the cap
+    clipped: float  # 1 where its change was shortened
+
+
 class Outcome(NamedTuple):
     """What an engine brings back from the clients of a round."""
 
@@ -69,6 +78,7 @@ class Outcome(NamedTuple):
     metrics: dict[str, float]  # sums over the contributing clients
     counted: int  # how many clients contributed
     version: int = 0  # of the broadcast that they trained from; of several, the oldest
+    influence: Mapping[int, Figures] = {}
 
 
 class Gather(NamedTuple):

@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Info, Upload
 from fedbayes.errors import InputError
+from fedbayes.federation.changes import started
+from fedbayes.federation.influence import by_client, figures_of, shares
 from fedbayes.federation.kept import NOISE_PART, Kept
 from fedbayes.federation.program import (
     BY_MEMBERS,
@@ -128,12 +130,6 @@ def rows_counted(program: Program, n: Tensor, options: Mapping[str, Any]) -> Ten
     return n
 
 
-def started(program: Program, broadcast: Parts, options: Mapping[str, Any]) -> Parts:
-    """What clients started from: the broadcast, as a point where terms are in units of points."""
-    reference = program.pooling.reference(broadcast, options)
-    return {part: q if type(q) is type(reference[part]) else reference[part] for part, q in broadcast.items()}
-
-
 def received(program: Program, order: Order, outcome: Outcome) -> Outcome:
     """The outcome with the uploads that are held as they came out of the channel."""
     if not program.pooling.channel:
@@ -210,10 +206,11 @@ def merged(program: Program, outcomes: Sequence[Outcome]) -> Outcome:
         {name: sum(outcome.metrics.get(name, 0.0) for outcome in outcomes) for name in sorted(names)},
         sum(outcome.counted for outcome in outcomes),
         min(outcome.version for outcome in outcomes),
+        {k: figures for outcome in outcomes for k, figures in outcome.influence.items()},
     )
 
 
-def close_round(context: Context, state: FederationState) -> tuple[FederationState, dict[str, float]]:
+def close_round(context: Context, state: FederationState) -> tuple[FederationState, dict[str, Any]]:
     """The state after a round, and numbers to report of it. Without any contribution the posterior stays.
 
     The uploads are pooled, then the program's stages follow in turn.
@@ -243,12 +240,14 @@ def as_told(program: Program, order: Order, outcome: Outcome) -> Outcome:
     one = torch.ones((), dtype=torch.float64, device=told[0].n.device)
     adds = not program._replace(pooling=program.pooling._replace(attacked=None)).needs_uploads
 
-    def term(parts: Parts, n: Tensor) -> tuple[Terms, Tensor]:
+    def term(parts: Parts, n: Tensor) -> tuple[Terms, Tensor, Tensor]:
         info = Info(order.broadcast, order.options, torch.tensor(order.round), n, ())  # type: ignore[arg-type]
-        return contribute(program, Upload(parts, {}, {}), info, None if adds else one)
+        upload = Upload(parts, {}, {})
+        terms, finite = contribute(program, upload, info, None if adds else one)
+        return terms, finite, figures_of(program, upload, info, terms)
 
     rows = tree_map(lambda *leaves: torch.stack(leaves), *[(u.parts, u.n) for u in told])
-    terms, finite = torch.vmap(term)(*rows)
+    terms, finite, figures = torch.vmap(term)(*rows)
     fine = [k for k, is_fine in enumerate(finite.tolist()) if is_fine]
     total = {
         part: rule_of(program, part).stacked({key: t[fine] for key, t in statistics.items()})
@@ -260,10 +259,11 @@ def as_told(program: Program, order: Order, outcome: Outcome) -> Outcome:
         uploads=[] if adds else [told[k] for k in fine],
         left_out=dict(sorted((outcome.left_out | left_out).items())),
         counted=len(fine),
+        influence=by_client([told[k].client for k in fine], figures[fine].tolist()),
     )
 
 
-def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, float]]:
+def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, Any]]:
     """The broadcast with the shared parts pooled, and numbers to report of them; uploads are as `received`."""
     reference = program.pooling.reference(order.broadcast, order.options)
     terms, weights = outcome.terms, []
@@ -273,7 +273,11 @@ def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dic
     for transform in program.pooling.channel:
         terms = None if terms is None else transform.total(terms)
     parts: Parts = dict(order.broadcast)
-    report: dict[str, float] = {}
+    report: dict[str, Any] = {}
+    if outcome.influence:
+        counts = weights and program.pooling.rules[program.prediction.part].weighted
+        given = torch.stack(weights).tolist() if counts else ()
+        report["influence"] = shares(outcome.influence, {u.client: w for u, w in zip(outcome.uploads, given)})
     for part, rule in program.pooling.rules.items():
         if rule.combine is not None:
             sent = [u.parts[part] for u in outcome.uploads]

@@ -20,6 +20,7 @@ from fedbayes.flower.shown import Shown
 from fedbayes.flower.wire import Letter
 from fedbayes.runs.folder import Watch
 from fedbayes.runs.journal import Record
+from fedbayes.training import influence
 
 OWN = "fedbayes.own"
 
@@ -121,4 +122,6 @@ def _say(record: Record) -> None:
     shown = " ".join(f"{name} {scores[name]:.4f}" for name in ("accuracy", "rmse", "nll", "ece") if name in scores)
     left = "".join(f"; client {k} left out: {why}" for k, why in record["left_out"].items())
     notes = "".join(f"; {note}" for note in record.get("notes", []))
-    print(f"round {record['round']}: {record['seconds']:.1f} s {shown}{left}{notes}", flush=True)
+    owner = influence.owner(record)
+    owned = "" if owner is None else f"; {influence.warning(*owner)}"
+    print(f"round {record['round']}: {record['seconds']:.1f} s {shown}{left}{owned}{notes}", flush=True)

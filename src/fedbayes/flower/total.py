@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from fedbayes.clients.client import Info, Own, Upload
-from fedbayes.federation.program import Contribution, Order, Outcome, Program, Terms
+from fedbayes.federation.influence import by_client, figures_of
+from fedbayes.federation.program import Contribution, Figures, Order, Outcome, Program, Terms
 from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, summed
 from fedbayes.flower.border import LARGEST, Refusal, Reply, guarded
 from fedbayes.flower.wire import Coding, read, write
@@ -25,6 +26,7 @@ class Total:
         self.left_out: dict[int, str] = {}
         self.figures: dict[str, list[float]] = {}  # by name, of those who were counted
         self.notes: list[str] = []
+        self.influence: dict[int, Figures] = {}
 
     @property
     def counted(self) -> int:
@@ -41,12 +43,14 @@ class Total:
     def _add(self, k: int, reply: Reply) -> None:
         program = self.program
         weight = torch.ones((), dtype=torch.float64) if program.needs_uploads else None
-        term = guarded(k, contribute, program, Upload(reply.parts, {}, {}), self._info(reply), weight)
+        upload, info = Upload(reply.parts, {}, {}), self._info(reply)
+        term = guarded(k, contribute, program, upload, info, weight)
         if isinstance(term, Refusal) or not bool(term[1]):
             self.left_out[k] = term.reason if isinstance(term, Refusal) else LEFT_OUT
             return
         if program.needs_uploads:
             self.uploads.append(Contribution(k, reply.parts, torch.tensor(reply.rows)))
+        self.influence |= by_client([k], [figures_of(program, upload, info, term[0]).tolist()])
         if terms := summed(program, term[0]):
             self.terms = add_terms(program, [terms], self.terms)
         # The state itself stays with the client; the server keeps after which round it was counted.
@@ -69,4 +73,6 @@ class Total:
         # Each as if all had given it; what fewer than half name is one client's word.
         common = {name: values for name, values in self.figures.items() if 2 * len(values) >= self.counted}
         metrics = {name: sum(values) * (self.counted / len(values)) for name, values in common.items()}
-        return Outcome(self.terms, self.uploads, self.own, self.left_out, metrics, self.counted)
+        return Outcome(
+            self.terms, self.uploads, self.own, self.left_out, metrics, self.counted, influence=self.influence
+        )

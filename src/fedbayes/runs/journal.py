@@ -13,6 +13,7 @@ from typing import Any
 
 from fedbayes.errors import InputError, shown
 from fedbayes.files import reading, size_of, write_atomically
+from fedbayes.training.influence import fault
 
 Record = dict[str, Any]
 LINES, TABLE = "rounds.jsonl", "metrics.csv"
@@ -147,6 +148,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "phases": _scores,
     "client_seconds": _scores,
     "took_part": lambda v: isinstance(v, list) and all(isinstance(who, str | int) for who in v),
+    "influence": lambda v: not fault(v),
     "attack": lambda v: isinstance(v, str),
     "attackers": lambda v: isinstance(v, list) and all(isinstance(who, str | int) for who in v),
 }
@@ -177,13 +179,23 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
     """One round as a flat row: nested numbers get dotted names, lists and reasons become counts."""
     row: dict[str, Any] = {}
     for key, value in record.items():
-        if key in ("left_out", "client_seconds") or isinstance(value, list):
+        if key == "influence":
+            row |= _largest(value.get("clients", {}))
+        elif key in ("left_out", "client_seconds") or isinstance(value, list):
             row[key] = len(value)
         elif isinstance(value, Mapping):
             row |= {f"{key}.{name}": number for name, number in value.items()}
         else:
             row[key] = value
     return row
+
+
+def _largest(clients: Mapping[str, Any]) -> dict[str, Any]:
+    """What the clients of a round did to it, in three numbers."""
+    if not clients:
+        return {}
+    changes, shares, _, clipped = zip(*clients.values())
+    return {"largest_change": max(changes), "largest_share": max(shares), "clipped": sum(map(bool, clipped))}
 
 
 def write_table(folder: Path, records: list[Record]) -> None:

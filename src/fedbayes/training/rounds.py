@@ -16,17 +16,20 @@ from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.stacked import run_all
 from fedbayes.errors import Diverged
 from fedbayes.federation.attacks import Attack
+from fedbayes.federation.influence import is_shown
 from fedbayes.federation.program import Context, Order, Outcome, Stage
 from fedbayes.federation.round import LEFT_OUT, as_told, close_round, merged, message_bytes
 from fedbayes.methods import Method
 from fedbayes.model.likelihood import Likelihood
 from fedbayes.posterior.values import Parts, Posterior
+from fedbayes.training import influence
 from fedbayes.training.personal import personal_scores
 from fedbayes.training.prepare import naming_strays, prepare
 from fedbayes.training.run import Memory, OwnStore, Run, evaluate, observed, scores_on
 from fedbayes.training.settings import MONITORS
 from fedbayes.training.task import Best, Federation, Progress, Task
 
+OWNED = "owned"  # among the kinds of warnings: one client has most of the precision
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
 
 
@@ -156,13 +159,14 @@ def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
     return progress._replace(state=observed(task, progress.state), stopped=True)
 
 
-def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]) -> dict[str, Any]:
+def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, Any]) -> dict[str, Any]:
     names = task.clients.names
     down = {part: order.broadcast[part] for part in task.program.pooling.rules}
     moved = {
         "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)),
         "bytes_up": message_bytes(task.program.pooling.uploaded(down)) * len(order.cohort),
     }
+    rows = report.pop("influence", None)
     attacked = task.program.pooling.attacked
     lied = [] if attacked is None else [k for k in order.cohort if k in attacked.clients]
     return {
@@ -174,10 +178,23 @@ def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, float]
             {} if attacked is None else {"attack": attacked.name, "attackers": [names[k] if names else k for k in lied]}
         ),
         "train": {name: total / outcome.counted for name, total in outcome.metrics.items() if outcome.counted},
+        **_influence(task, outcome, rows),
         **report,
         **{name: count + int(report.get(name, 0)) for name, count in moved.items()},  # stages may have moved more
         **({"notes": notes} if (notes := task.engine.take_notes()) else {}),
     }
+
+
+def _influence(task: Task, outcome: Outcome, rows: Mapping[int, influence.Row] | None) -> dict[str, Any]:
+    """Who moved the model in a round, for its journal."""
+    program = task.program
+    if not outcome.counted or not is_shown(program):
+        return {}
+    if rows is None:
+        return {"influence": {"hidden": influence.HIDDEN}}
+    sure = program.pooling.rules[program.prediction.part].weighs_precision
+    named = {task.clients.name(k): row for k, row in rows.items()}
+    return {"influence": influence.record_of(named, influence.PRECISION if sure else influence.WEIGHT)}
 
 
 def pretrained(task: Task) -> tuple[Parts, dict[str, Any]]:
@@ -298,7 +315,7 @@ def train(task: Task) -> Run:
 
 
 def _warn(record: dict[str, Any], kinds: set[str]) -> None:
-    """Warn of clients that were left out, once for each reason."""
+    """Warn of clients that were left out, once for each reason, and of one that has most of the precision."""
     for why in sorted(set(record["left_out"].values()) - kinds):
         who = [name for name, reason in record["left_out"].items() if reason == why]
         count = f"{len(who)} of {record['cohort']} clients left out (first: client {who[0]})"
@@ -307,6 +324,13 @@ def _warn(record: dict[str, Any], kinds: set[str]) -> None:
             stacklevel=5,
         )
         kinds.add(why)
+    owner = influence.owner(record)
+    if owner is not None and OWNED not in kinds:
+        words = (
+            f"round {record['round']}: {influence.warning(*owner)}; this warning comes once, run.influence() names all"
+        )
+        warnings.warn(words, stacklevel=5)
+        kinds.add(OWNED)
 
 
 def refuse_diverged(journal: Sequence[Mapping[str, Any]], remainder: str = "") -> None:

@@ -20,6 +20,7 @@ from fedbayes.model.predictive import Predictive, directly, predictive
 from fedbayes.posterior.values import Parts, Posterior
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
+from fedbayes.training.influence import table_of
 from fedbayes.training.observation import with_noise as estimated
 from fedbayes.training.personal import personal_models, personal_scores, refined_task, sums_of
 from fedbayes.training.task import Federation, Progress, Task
@@ -142,6 +143,15 @@ class Run:
         if self.journal and "stopped" in self.journal[-1]:
             parts.append(f"stopped: {self.journal[-1]['stopped'][:100]}")
         return f"Run({'; '.join(parts)})"
+
+    def influence(self) -> list[dict[str, Any]]:
+        """Who moved the model: one row per client and round, as the journal has them.
+
+        `change` is the rms of a client's change in units of the broadcast, before any bound; `share` its share of the
+        pooled precision (of the weight, under rules that do not weigh by precision), after it; `capped` the share of
+        its weights that claimed too much; `clipped` whether its change was shortened; `refused` why it was left out.
+        """
+        return table_of(self.journal)
 
     def refined(self, refine: str = "flow", **options: Any) -> Run:
         """The same run with personal models that are refined in another way; options as in `methods.refined`."""

@@ -1,0 +1,66 @@
+"""What one client does to a round, in a few numbers: how far it moved, what it claims, whether a bound held it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedbayes.clients.client import Info, Upload
+from fedbayes.federation.changes import CAP, bound_of, change_of, started, trained_parts
+from fedbayes.federation.program import Figures, Program, Terms
+
+
+def is_shown(program: Program) -> bool:
+    """Whether clients move a posterior by this program: else they only make personal models, or statistics."""
+    return program.prediction.part in program.pooling.rules
+
+
+def figures_of(program: Program, upload: Upload, info: Info, terms: Terms) -> Tensor:
+    """The figures of an upload [4], or none [0] where nothing is pooled; `terms` are what `contribute` made of it."""
+    if not is_shown(program):
+        return torch.zeros(0, dtype=torch.float64, device=info.n.device)
+    start = started(program, info.broadcast, info.options)
+    zero = torch.zeros((), dtype=torch.float64, device=info.n.device)
+    sizes, above, clipped = [], [], zero
+    for part in trained_parts(program):
+        if part not in start:
+            continue
+        change = change_of(upload.parts[part], start[part])
+        sizes.append(change.size)
+        if change.log_precision is not None and CAP in info.options:
+            most = torch.as_tensor(info.options[CAP], dtype=torch.float64, device=zero.device).log()
+            above.append((change.log_precision > most).double().mean(-1))
+            change = change._replace(log_precision=torch.minimum(change.log_precision, most))
+        if bound_of(part) in info.options:
+            clipped = torch.maximum(clipped, (change.size > info.options[bound_of(part)]).double())
+    capped = torch.stack(above).mean() if above else zero
+    return torch.stack([torch.stack(sizes).amax(), _claim(program, terms, zero + 1), capped, clipped])
+
+
+def _claim(program: Program, terms: Terms, one: Tensor) -> Tensor:
+    part = program.prediction.part
+    statistics = terms.get(part, {})
+    if program.pooling.rules[part].weighs_precision and "precision" in statistics:
+        return statistics["precision"].double().mean(-1)
+    if not program.pooling.rules[part].weighted:
+        return one
+    return statistics["weight"].double() if "weight" in statistics else one
+
+
+def by_client(clients: Sequence[int], rows: Sequence[Sequence[float]]) -> dict[int, Figures]:
+    """Rows of figures by client; nothing where they are empty."""
+    return {k: Figures(*row) for k, row in zip(clients, rows) if row}
+
+
+def shares(figures: Mapping[int, Figures], weights: Mapping[int, float]) -> dict[int, tuple[float, ...]]:
+    """For each client its change, its share of all claims, and whether it was capped and clipped.
+
+    `weights` are those that the server has given where it holds the uploads; others have claimed with theirs.
+    """
+    claims = {k: row.claim * weights.get(k, 1.0) for k, row in figures.items()}
+    total = math.fsum(claims.values())
+    parts = {k: claim / total if total > 0 else 0.0 for k, claim in claims.items()}
+    return {k: (row.change, parts[k], row.capped, row.clipped) for k, row in figures.items()}
