@@ -79,7 +79,7 @@ def test_nodes_that_lie_in_every_reply_do_not_stop_the_honest_ones(
         machines.superlink()
         for k in range(NODES[mode]):
             machines.node(k, more="liar=true" if k >= honest else "")
-        flower = {"timeout": 300, "wait": 200, "client_scores": True, "max_offences": 0, "secure": mode == "secure"}
+        flower = {"timeout": 90, "wait": 200, "client_scores": True, "max_offences": 0, "secure": mode == "secure"}
         machines.experiment(method="feduab", rounds=ROUNDS, clients=NODES[mode], flower=flower)
         folder = machines.complete("runs/liars")
         told = [machines.folder / f"state/node-{k}/lies" for k in range(honest, NODES[mode])]
