@@ -26,8 +26,9 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.federation.program import Program
-from fedbayes.federation.round import add_terms, cohort_of
+from fedbayes.federation.round import cohort_of
 from fedbayes.federation.rules import RULES
+from fedbayes.federation.sums import add_terms
 from fedbayes.networks.papers import network_named
 from fedbayes.posterior.values import Gaussian
 from fedbayes.runs import rows

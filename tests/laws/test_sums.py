@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Gaussian, Point
-from fedbayes.federation.round import add_terms
 from fedbayes.federation.rules import RULES, largest
+from fedbayes.federation.sums import add_terms
 
 P = 4
 NAMES = [n for n, rule in RULES.items() if rule.combine is None and (Gaussian in rule.takes or Point in rule.takes)]

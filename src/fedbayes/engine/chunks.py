@@ -57,7 +57,8 @@ def chunks_of(bounds: Sequence[Bound], orders: Sequence[Order]) -> Iterator[list
     for m, (bound, order) in enumerate(zip(bounds, orders)):
         for k in order.cohort:
             rows = bound.store.rows(k)
-            seats.append(Seat(m, k, rows, sum(steps_in_epoch(len(rows), p) * p.epochs for p in phases)))
+            length = sum(steps_in_epoch(len(rows), p) * p.epochs for p in phases)
+            seats.append(Seat(m, k, rows, length, order.buckets.get(k)))
     seats.sort(key=lambda seat: (-seat.length, seat.member, seat.client))
     lead = lead_of(bounds)
     if lead.steps.mode not in ("eager", BY_HAND):

@@ -13,7 +13,8 @@ from fedbayes.clock import SUM, share
 from fedbayes.engine.batches import schedule, steps_in_epoch
 from fedbayes.federation.influence import by_client, figures_of
 from fedbayes.federation.program import Contribution, Figures, Order, Outcome, OwnState, Program, Store, Terms, nothing
-from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, summed
+from fedbayes.federation.round import LEFT_OUT, contribute, summed
+from fedbayes.federation.sums import Totals, added_to, apart
 from fedbayes.noise import Tape, normals, seeded
 
 
@@ -29,7 +30,7 @@ class Loop:
 
     def run(self, program: Program, order: Order, own: OwnState, after: Callable[[], None] = nothing) -> Outcome:
         """Let each client of the order contribute; `after` is called when a client is done."""
-        total: Terms | None = None
+        totals: Totals = {}
         uploads, owns, left_out = [], {}, {}
         metrics: dict[str, float] = {}
         influence: dict[int, Figures] = {}
@@ -46,11 +47,12 @@ class Loop:
                 uploads.append(Contribution(k, upload.parts, info.n, order.version))
             if terms := summed(program, terms):
                 with share(SUM):
-                    total = add_terms(program, [terms], total)
+                    added_to(totals, program, terms, order.buckets.get(k))
             owns[k] = upload.own
             for name, value in upload.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value)
-        return Outcome(total, uploads, owns, left_out, metrics, len(owns), order.version, influence)
+        total, buckets = apart(totals)
+        return Outcome(total, uploads, owns, left_out, metrics, len(owns), order.version, influence, buckets)
 
     def take_notes(self) -> list[str]:
         """The loop takes no fallback."""

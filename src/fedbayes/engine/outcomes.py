@@ -14,7 +14,8 @@ from fedbayes.clock import SUM, share
 from fedbayes.engine.together import Clients, take
 from fedbayes.federation.influence import by_client, figures_of
 from fedbayes.federation.program import Contribution, Outcome, Program, Terms
-from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, rule_of, summed
+from fedbayes.federation.round import LEFT_OUT, contribute, summed
+from fedbayes.federation.sums import Totals, added_to, apart, by_bucket
 
 
 class Seat(NamedTuple):
@@ -24,6 +25,7 @@ class Seat(NamedTuple):
     client: int
     rows: Tensor
     length: int  # steps in all phases
+    bucket: int | None = None  # the sum that it is dealt to, where there are several
     ghost: bool = False  # fills a chunk up to the size that was compiled; takes no step and is not counted
 
 
@@ -81,14 +83,14 @@ def _outcomes(
     for member in sorted({seat.member for seat in seats}):
         mine = [c for c, seat in enumerate(seats) if seat.member == member and not seat.ghost]
         counted = [c for c in mine if fine[c]]
-        total, gathered = None, []
+        totals: Totals = {}
+        gathered = []
         if program.needs_uploads:
             rows = {c: tree_map(lambda t, c=c: t[c], uploads.parts) for c in counted}
             gathered = [Contribution(seats[c].client, rows[c], info.n[c]) for c in counted]
         if counted and terms:
-            # A slice where it can be: a list of places would be copied to the device for every tensor.
-            places = slice(counted[0], counted[-1] + 1) if counted[-1] - counted[0] + 1 == len(counted) else counted
-            total = _sum(program, tree_map(lambda t, places=places: t[places], terms))
+            totals = by_bucket(program, terms, {c: seats[c].bucket for c in counted})
+        total, buckets = apart(totals)
         results.append(
             (
                 member,
@@ -100,37 +102,34 @@ def _outcomes(
                     {name: sum(values[c] for c in counted) for name, values in metrics.items()},
                     len(counted),
                     influence=by_client([seats[c].client for c in counted], [figures[c] for c in counted]),
+                    buckets=buckets,
                 ),
             )
         )
     return results
 
 
-def _sum(program: Program, terms: Terms) -> Terms:
-    """Add the terms of stacked clients."""
-    return {part: rule_of(program, part).stacked(statistics) for part, statistics in terms.items()}
-
-
 class Tally:
-    """What a member's clients have brought so far; the sum is in the memory of one, however many chunks there are."""
+    """What a member's clients have brought so far; a sum is in the memory of one, however many chunks there are."""
 
     def __init__(self, program: Program, version: int) -> None:
         self.program, self.version = program, version
-        self.terms: Terms | None = None
+        self.totals: Totals = {}
         self.chunks: list[Outcome] = []  # without their terms
 
     def add(self, chunk: Outcome) -> None:
         """Take a chunk in."""
-        if chunk.terms is not None:
-            self.terms = add_terms(self.program, [chunk.terms], self.terms)
-        self.chunks.append(chunk._replace(terms=None))
+        for bucket, terms in ((None, chunk.terms), *chunk.buckets.items()):
+            if terms is not None:
+                added_to(self.totals, self.program, terms, bucket)
+        self.chunks.append(chunk._replace(terms=None, buckets={}))
 
     def outcome(self) -> Outcome:
         """All chunks as one outcome, clients in order."""
-        chunks = self.chunks
+        chunks, (total, buckets) = self.chunks, apart(self.totals)
         names = {name for o in chunks for name in o.metrics}
         return Outcome(
-            self.terms,
+            total,
             sorted((u._replace(version=self.version) for o in chunks for u in o.uploads), key=lambda u: u.client),
             dict(sorted((k, own) for o in chunks for k, own in o.own.items())),
             dict(sorted((k, why) for o in chunks for k, why in o.left_out.items())),
@@ -138,4 +137,5 @@ class Tally:
             sum(o.counted for o in chunks),
             self.version,
             dict(sorted((k, figures) for o in chunks for k, figures in o.influence.items())),
+            buckets,
         )

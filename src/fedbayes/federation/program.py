@@ -44,6 +44,7 @@ class Order(NamedTuple):
     options: Mapping[str, float]
     version: int = 0  # of the broadcast: how often the posterior had changed
     purpose: str = TRAIN
+    buckets: Mapping[int, int] = {}  # the bucket of each client of the cohort, where they are dealt to some
 
     def seed(self, seed: int) -> int:
         """The first part of the address of its noise, of that of the run."""
@@ -79,6 +80,7 @@ class Outcome(NamedTuple):
     counted: int  # how many clients contributed
     version: int = 0  # of the broadcast that they trained from; of several, the oldest
     influence: Mapping[int, Figures] = {}
+    buckets: Mapping[int, Terms] = {}  # where clients are dealt to buckets: the sum of each, in place of one sum
 
 
 class Gather(NamedTuple):
@@ -122,6 +124,8 @@ class Pooling(NamedTuple):
     channel: tuple[Transform, ...] = ()  # what uploads and their sum pass, in order
     as_sent: str = ""  # why an upload must be taken as it was sent, where it must
     attacked: Attacked | None = None  # who lies, in simulation
+    buckets: int = 0  # sums to which the clients of a round are dealt; 0: there is one
+    over: Mapping[str, Rule] = {}  # robust rules over the posteriors of buckets, by part; `rules` make those
 
     def beside(self, **changes: Any) -> Pooling:
         """The pooling of what is no round of training: without a channel, and nobody lies."""

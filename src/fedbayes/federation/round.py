@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -27,7 +27,8 @@ from fedbayes.federation.program import (
     Program,
     Terms,
 )
-from fedbayes.federation.rules import RULES, Rule, Statistics, added, counted, largest
+from fedbayes.federation.rules import RULES, Rule, Statistics, largest
+from fedbayes.federation.sums import Totals, add_terms, added_to, apart, by_bucket
 from fedbayes.model.model import Model, is_static
 from fedbayes.noise import generator
 from fedbayes.posterior.lowrank import mean_covariance
@@ -60,7 +61,8 @@ def open_round(
     number = state.round
     staying, gone = cohort_of(number, clients=clients, cohort=cohort, seed=seed, dropout=dropout)
     options = {**program.options(number), **told(program, state.stages)}
-    return Order(number, staying, gone, state.broadcast, options, state.version)
+    buckets = dealt(staying, program.pooling.buckets, seed, number)
+    return Order(number, staying, gone, state.broadcast, options, state.version, buckets=buckets)
 
 
 def told(program: Program, states: Mapping[str, Any]) -> dict[str, float]:
@@ -75,6 +77,14 @@ def cohort_of(
     chosen = drawn(number, clients=clients, seed=seed)[:cohort]
     gone = torch.rand(cohort, generator=generator(seed, number, "dropout")) < dropout
     return tuple(sorted(chosen[~gone].tolist())), tuple(sorted(chosen[gone].tolist()))
+
+
+def dealt(cohort: Sequence[int], buckets: int, seed: int, number: int) -> dict[int, int]:
+    """The bucket of each client of a round, at random, of sizes that differ by one at most; empty without buckets."""
+    if not buckets:
+        return {}
+    line = torch.randperm(len(cohort), generator=generator(seed, number, "buckets")).tolist()
+    return {cohort[k]: place % buckets for place, k in enumerate(line)}
 
 
 def drawn(number: int, *, clients: int, seed: int) -> Tensor:
@@ -147,11 +157,6 @@ def summed(program: Program, terms: Terms) -> Terms:
     return {part: t for part, t in terms.items() if part == COUNTS} if program.needs_uploads else terms
 
 
-def rule_of(program: Program, part: str) -> Rule:
-    """The rule by which the terms of a part add."""
-    return counted if part == COUNTS else program.pooling.rules[part]
-
-
 def at_home(program: Program) -> Program:
     """The program by which clients make their personal models: nothing is pooled, every upload is kept."""
     return program._replace(client=program.tuned, pooling=program.pooling.beside(rules={}), stages=())
@@ -171,18 +176,6 @@ def gathering(program: Program) -> Program | None:
     )
 
 
-def add_terms(program: Program, terms: Iterable[Terms], total: Terms | None = None) -> Terms:
-    """The sum over clients, or over sums, in the memory of a running total where there is one.
-
-    Terms may come one at a time: memory O(weights). They themselves are not changed.
-    """
-    for more in terms:
-        before = dict.fromkeys(more) if total is None else total
-        total = {part: added(rule_of(program, part), before[part], t) for part, t in more.items()}
-    assert total is not None
-    return total
-
-
 def merged(program: Program, outcomes: Sequence[Outcome]) -> Outcome:
     """What the clients of several orders brought, as one outcome.
 
@@ -194,9 +187,12 @@ def merged(program: Program, outcomes: Sequence[Outcome]) -> Outcome:
     fixed = [part for part, rule in program.pooling.rules.items() if not (rule.change or is_static(part))]
     if stale and fixed:
         raise InputError(f"uploads of two versions can't be added: the rule of part {fixed[0]!r} adds no changes")
-    total = None
+    totals: Totals = {}
     for outcome in outcomes:
-        total = total if outcome.terms is None else add_terms(program, [outcome.terms], total)
+        for bucket, terms in ((None, outcome.terms), *outcome.buckets.items()):
+            if terms is not None:
+                added_to(totals, program, terms, bucket)
+    total, buckets = apart(totals)
     names = {name for outcome in outcomes for name in outcome.metrics}
     return Outcome(
         total,
@@ -207,6 +203,7 @@ def merged(program: Program, outcomes: Sequence[Outcome]) -> Outcome:
         sum(outcome.counted for outcome in outcomes),
         min(outcome.version for outcome in outcomes),
         {k: figures for outcome in outcomes for k, figures in outcome.influence.items()},
+        buckets,
     )
 
 
@@ -249,13 +246,12 @@ def as_told(program: Program, order: Order, outcome: Outcome) -> Outcome:
     rows = tree_map(lambda *leaves: torch.stack(leaves), *[(u.parts, u.n) for u in told])
     terms, finite, figures = torch.vmap(term)(*rows)
     fine = [k for k, is_fine in enumerate(finite.tolist()) if is_fine]
-    total = {
-        part: rule_of(program, part).stacked({key: t[fine] for key, t in statistics.items()})
-        for part, statistics in (terms if adds else summed(program, terms)).items()
-    }
+    rows_of = {k: order.buckets.get(told[k].client) for k in fine}
+    total, buckets = apart(by_bucket(program, terms if adds else summed(program, terms), rows_of))
     left_out = {u.client: LEFT_OUT for k, u in enumerate(told) if k not in set(fine)}
     return outcome._replace(
-        terms=total if total and fine else None,
+        terms=total,
+        buckets=buckets,
         uploads=[] if adds else [told[k] for k in fine],
         left_out=dict(sorted((outcome.left_out | left_out).items())),
         counted=len(fine),
@@ -265,6 +261,8 @@ def as_told(program: Program, order: Order, outcome: Outcome) -> Outcome:
 
 def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, Any]]:
     """The broadcast with the shared parts pooled, and numbers to report of them; uploads are as `received`."""
+    if outcome.buckets:
+        return _over_buckets(program, order, outcome)
     reference = program.pooling.reference(order.broadcast, order.options)
     terms, weights = outcome.terms, []
     if program.needs_uploads and not {*(terms or ())} - {COUNTS}:
@@ -287,6 +285,31 @@ def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dic
         parts[part] = rule.decode(terms[part], reference[part])
         report |= rule.report(terms[part], reference[part])
     return parts, report
+
+
+def _over_buckets(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, float]]:
+    """The posterior of each bucket, and of those the robust rules'; parts without such a rule are one sum.
+
+    A bucket whose posterior is not finite is left out.
+    """
+    rules, over = program.pooling.rules, program.pooling.over
+    reference = program.pooling.reference(order.broadcast, order.options)
+    sums = [outcome._replace(terms=terms, buckets={}) for terms in outcome.buckets.values()]
+    posteriors = [parts for parts in (pooled(program, order, one)[0] for one in sums) if _finite(parts)]
+    parts: Parts = dict(order.broadcast)
+    for part in rules if posteriors else ():
+        if part in over:
+            combine = over[part].combine
+            assert combine is not None
+            parts[part] = combine([q[part] for q in posteriors], torch.ones(len(posteriors)), reference[part])
+        else:
+            total = add_terms(program, ({part: terms[part]} for terms in outcome.buckets.values()))
+            parts[part] = rules[part].decode(total[part], reference[part])
+    return parts, {"buckets": float(len(posteriors))}
+
+
+def _finite(parts: Parts) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tree_leaves(parts) if t.is_floating_point())
 
 
 def _weights(program: Program, order: Order, uploads: Sequence[Contribution]) -> list[Tensor]:

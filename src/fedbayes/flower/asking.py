@@ -42,6 +42,8 @@ class Asking:
                 other = next(spare, None)
                 total.left_out[k] = self.roll.absence(k) + ("" if other is None else f"; client {other} stood in")
                 nodes |= {} if other is None else {other: online[other]}
+                if other is not None and k in total.buckets:
+                    total.buckets[other] = total.buckets[k]
         return dict(sorted(nodes.items()))
 
     def exchange(self, kind: str, letters: Mapping[int, Letter]) -> Iterator[tuple[int, Answer]]:

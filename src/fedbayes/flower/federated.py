@@ -21,6 +21,7 @@ from fedbayes.flower.post import Post
 from fedbayes.flower.remote import Remote
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import settings_of
+from fedbayes.flower.shown import LEAST
 from fedbayes.flower.status import Sign
 from fedbayes.flower.wire import head_of, layouts_of
 from fedbayes.runs.folder import Carrier, Run, Step, Watch
@@ -44,6 +45,11 @@ def run(experiment: Experiment, folder: str | Path, post: Post, watch: Watch | N
 
 def check_sums(method: str, program: Program) -> None:
     """Refuse a method for secure sums unless its uploads only add."""
+    if any(rule.robust for rule in program.pooling.rules.values()):
+        raise InputError(
+            f"flower: the rule of {method} compares the clients' posteriors, which a secure sum hides; set buckets, "
+            "each of which is a secure sum of its own, or secure = false"
+        )
     if program.needs_uploads:
         raise InputError(
             f"flower: {method} needs every client's posterior at the server, which a secure sum hides; "
@@ -54,6 +60,15 @@ def check_sums(method: str, program: Program) -> None:
         raise InputError(
             f"flower: a secure sum can only add, part {own[0]!r} is combined by a rule with an `add` of its own; "
             "set secure = false, or take another rule"
+        )
+
+
+def check_sizes(buckets: int, cohort: int) -> None:
+    """Refuse buckets that have too few clients to hide one another in a secure sum."""
+    if buckets and cohort // buckets < LEAST:
+        raise InputError(
+            f"flower: a secure sum needs at least {LEAST} clients, and {buckets} buckets of a cohort of {cohort} have "
+            f"{cohort // buckets}; set at most {cohort // LEAST} buckets, with outliers as they allow"
         )
 
 
@@ -74,6 +89,7 @@ def federated(post: Post) -> Carrier:
             raise InputError("norm_passes: on Flower a round is one exchange; set it to 0")
         if settings.secure:
             check_sums(experiment.method, task.program)
+            check_sizes(task.program.pooling.buckets, task.cohort)
         write_once(folder / TOKEN, secrets.token_hex(8))
         head = {
             **head_of(experiment, layouts_of(task.program.initial)),

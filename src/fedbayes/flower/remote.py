@@ -85,9 +85,9 @@ class Remote:
 
     def _secure(self, order: Order, own: OwnState, after: Callable[[], None]) -> Outcome:
         """The sum without the terms."""
-        from fedbayes.flower.secure_round import SecureRound  # needs Flower's cryptography
+        from fedbayes.flower.secure_round import secure_outcome  # needs Flower's cryptography
 
-        return SecureRound(self.asking, order, lambda k: _counted(own(k)), after).run()
+        return secure_outcome(self.asking, order, lambda k: _counted(own(k)), after)
 
     def take_notes(self) -> list[str]:
         notes, self.asking.notes = [*self.roll.take_notes(), *self.asking.notes], []

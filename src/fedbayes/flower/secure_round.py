@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Order, Outcome
+from fedbayes.federation.round import merged
+from fedbayes.federation.sums import Totals, added_to, apart
 from fedbayes.flower.asking import Asking
 from fedbayes.flower.border import Refusal
 from fedbayes.flower.hidden import NoPosterior
@@ -16,6 +18,10 @@ from fedbayes.flower.secure_sum import MASKED, SecureSum, Spoilt, TooFew
 from fedbayes.flower.shown import Clients
 from fedbayes.flower.total import Total
 from fedbayes.flower.wire import Letter
+
+
+class NoSum(InputError):
+    """No attempt at a sum came to its end."""
 
 
 class SecureRound:
@@ -54,7 +60,7 @@ class SecureRound:
             others = [refusal for k, refusal in sorted(attempt.refusals.items()) if k not in self.spoilers]
             why += "".join(f"; {refusal}" for refusal in others)
             asking.notes.append(f"the secure sum was begun anew: {why}")
-        raise InputError(
+        raise NoSum(
             f"round {self.order.round + 1}: no secure sum came about ({why}). "
             "The rounds before it are kept: start the run again into the same folder when the nodes are back"
         )
@@ -110,3 +116,33 @@ class SecureRound:
         self.asking.notes.append(f"the round was skipped: {reason}")
         self.asking.took_part = []
         return Outcome(None, [], {}, {**self._left_out(attempt), **dict.fromkeys(clients, reason)}, {}, 0)
+
+
+def secure_outcome(asking: Asking, order: Order, counted: Callable[[int], int], after: Callable[[], None]) -> Outcome:
+    """A round's secure sum; of buckets one for each, in turn. Most must come about, and the others are left out."""
+    if not order.buckets:
+        return SecureRound(asking, order, counted, after).run()
+    called = {*order.cohort, *order.dropped}
+    outcomes, failures = [], []
+    totals: Totals = {}
+    buckets = sorted({*order.buckets.values()})
+    for bucket in buckets:
+        cohort = tuple(k for k in order.cohort if order.buckets[k] == bucket)
+        # Nobody is asked for two sums of a round: who is called already stands in for no other.
+        part = order._replace(cohort=cohort, dropped=tuple(sorted(called - {*cohort})), buckets={})
+        try:
+            outcome = SecureRound(asking, part, counted, after).run()
+        except NoSum as error:
+            failures.append(error)
+            outcome = Outcome(None, [], {}, dict.fromkeys(cohort, "its bucket has no secure sum"), {}, 0)
+            asking.notes.append(f"bucket {bucket} was left out: {error}")
+        called |= {*outcome.own, *outcome.left_out}
+        if outcome.terms is not None:
+            added_to(totals, asking.program, outcome.terms, bucket)
+        outcomes.append(outcome._replace(terms=None))
+    if failures and 2 * len(failures) >= len(buckets):
+        raise failures[0]
+    terms, sums = apart(totals)
+    whole = merged(asking.program, outcomes)
+    asking.took_part = sorted(whole.own)
+    return whole._replace(terms=terms, buckets=sums)

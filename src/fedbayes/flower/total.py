@@ -6,8 +6,9 @@ import torch
 
 from fedbayes.clients.client import Info, Own, Upload
 from fedbayes.federation.influence import by_client, figures_of
-from fedbayes.federation.program import Contribution, Figures, Order, Outcome, Program, Terms
-from fedbayes.federation.round import LEFT_OUT, add_terms, contribute, summed
+from fedbayes.federation.program import Contribution, Figures, Order, Outcome, Program
+from fedbayes.federation.round import LEFT_OUT, contribute, summed
+from fedbayes.federation.sums import Totals, added_to, apart
 from fedbayes.flower.border import LARGEST, Refusal, Reply, guarded
 from fedbayes.flower.wire import Coding, read, write
 
@@ -20,7 +21,8 @@ class Total:
         # What the clients received, after rounding: their uploads are relative to it, whatever the wire's type.
         self.sent = read(write(order.broadcast, coding), program.initial, coding, what="broadcast")
         self.held: dict[int, Reply] = {}
-        self.terms: Terms | None = None
+        self.totals: Totals = {}
+        self.buckets = dict(order.buckets)  # of the clients that are asked; who stands in for another takes its place
         self.uploads: list[Contribution] = []
         self.own: dict[int, Own] = {}
         self.left_out: dict[int, str] = {}
@@ -52,7 +54,7 @@ class Total:
             self.uploads.append(Contribution(k, reply.parts, torch.tensor(reply.rows)))
         self.influence |= by_client([k], [figures_of(program, upload, info, term[0]).tolist()])
         if terms := summed(program, term[0]):
-            self.terms = add_terms(program, [terms], self.terms)
+            added_to(self.totals, program, terms, self.buckets.get(k))
         # The state itself stays with the client; the server keeps after which round it was counted.
         self.own[k] = {"counted": torch.tensor(self.order.round)} if reply.own else {}
         self.left_out.pop(k, None)
@@ -73,6 +75,14 @@ class Total:
         # Each as if all had given it; what fewer than half name is one client's word.
         common = {name: values for name, values in self.figures.items() if 2 * len(values) >= self.counted}
         metrics = {name: sum(values) * (self.counted / len(values)) for name, values in common.items()}
+        terms, buckets = apart(self.totals)
         return Outcome(
-            self.terms, self.uploads, self.own, self.left_out, metrics, self.counted, influence=self.influence
+            terms,
+            self.uploads,
+            self.own,
+            self.left_out,
+            metrics,
+            self.counted,
+            influence=self.influence,
+            buckets=buckets,
         )

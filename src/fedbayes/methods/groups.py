@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from fedbayes.clients.optimisers import OPTIMISERS, Optimiser
 from fedbayes.clients.schedules import WITHIN
+from fedbayes.federation.buckets import bucketed, spoilt_share
 from fedbayes.federation.program import Program, Stage
 from fedbayes.federation.robust import MINORITY, OUTLIERS
 from fedbayes.federation.rules import Rule, rule_named
 from fedbayes.federation.stages import server_step, statistics_again
-from fedbayes.methods.method import Method
+from fedbayes.methods.method import Method, Setting
 from fedbayes.options import (
     at_least_one,
     below_one,
     number,
     one_of,
     option,
+    options_of,
     positive,
     record,
     up_to_one,
@@ -76,7 +78,9 @@ class ServerStep(Method):
 
 @record
 class Robustness(Method):
-    """What robust rules take clients for."""
+    """What robust rules take clients for, and what they see of them."""
+
+    ruled_by: ClassVar[str] = "rule"  # the option that names the rule; its default is that within a bucket
 
     outliers: float = option(
         "share of clients that may lie: so many are trimmed at each end by trimmed_mean, left out by multi_krum",
@@ -84,6 +88,22 @@ class Robustness(Method):
         default=OUTLIERS,
         kind="server",
     )
+
+    buckets: int | None = option(
+        "sums to which a round's clients are dealt in front of a robust rule, which sees one posterior for each; by "
+        "default it sees the clients' own",
+        whole(2),
+        default=None,
+        kind="server",
+    )
+
+    def wrapped(self, program: Program, setting: Setting) -> Program:
+        program = super().wrapped(program, setting)
+        if self.buckets is None:
+            return program
+        default: Any = options_of(self)[self.ruled_by].default
+        spoilt = spoilt_share(self.buckets, setting.cohort, self.outliers)
+        return bucketed(program, self.buckets, rule_named(default), rule_named(getattr(self, self.ruled_by), spoilt))
 
     def rule_of(self, rule: str | Rule) -> Rule:
         """A rule by name, for that share."""

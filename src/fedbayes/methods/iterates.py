@@ -31,6 +31,7 @@ class FedSWAG(ServerStep, PointAveraging):
 
     name: ClassVar[str] = "fedswag"
     fixed: ClassVar[Mapping[str, str]] = {"rule": "it is `pooled`"}
+    ruled_by: ClassVar[str] = "pooled"
     covariance: str = option("of the clients' normals", one_of(COVARIANCES), default="diagonal")
     rank: int = option("deviations that are kept, where covariance = low_rank", whole(2), default=10)
     swag_rounds: int = option("last rounds in which clients collect iterates", at_least_one, default=1, kind="server")

@@ -75,6 +75,7 @@ class Refining(Refinement):
             raise InputError(f'{changed[0]} goes with a refinement: set refine = "flow" or "laplace"')
 
     def wrapped(self, program: Program, setting: Setting) -> Program:
+        program = super().wrapped(program, setting)
         if self.refine is None:
             return program
         if setting.y is None:

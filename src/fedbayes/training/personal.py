@@ -14,7 +14,7 @@ from fedbayes.engine.stacked import run_all
 from fedbayes.errors import InputError
 from fedbayes.federation.kept import NOISE_PART
 from fedbayes.federation.program import GATHER
-from fedbayes.federation.round import add_terms
+from fedbayes.federation.sums import add_terms
 from fedbayes.methods.refined import Refinement, refined_program
 from fedbayes.model.predictive import Predictive, predictive
 from fedbayes.posterior.values import Parts, Point

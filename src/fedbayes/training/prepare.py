@@ -17,6 +17,7 @@ from fedbayes.engine.choice import carry_of, choose
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation.attacks import Attack
 from fedbayes.federation.bounds import Bounds, with_bounds
+from fedbayes.federation.buckets import check_streaming
 from fedbayes.federation.own_stages import with_stages
 from fedbayes.federation.program import Stage, Store
 from fedbayes.federation.round import at_home, cohort_size, gathering
@@ -139,6 +140,7 @@ def prepare(
     program = with_stages(with_bounds(method.build(setting), bounds), stages)
     if init is not None:
         program = program._replace(initial=initial_of(program, init, where))
+    check_streaming(program)
     program, targets = attacked(program, clients, attack, attackers, attack_strength, seed)
     server = server_store(program, clients, server_data, seed, where)
     if not program.prediction.whole and validation:
