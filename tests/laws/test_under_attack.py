@@ -175,3 +175,37 @@ def test_labels_of_a_regression_are_not_flipped() -> None:
 def test_a_sweep_takes_attacks_as_values(tmp_path: Path) -> None:
     runs = sweep(replace(DIGITS, rounds=1), ["attack=noise,label_flip"], tmp_path)
     assert sorted(run.journal[0]["attack"] for run in runs.values()) == ["label_flip", "noise"]
+
+
+LIAR = 3
+FALLS = Experiment(
+    **{"data": "digits", "network": "linear", "clients": 20, "rounds": 1, "engine": "loop"},
+    partition="dirichlet",
+    partition_options={"alpha": 0.3},
+    method="fedvi",
+    options={"epochs": 1, "batch": 24, "test_draws": 2},
+    attackers=(LIAR,),
+)
+
+
+def uploaded(experiment: Experiment) -> fb.Gaussian:
+    """What the attacker would send in the first round if it told the truth."""
+    task = build(experiment)
+    (order,) = task.orders(task.begin())
+    return task.engine.client(task.program, order, LIAR, None)[0].parts["model"]  # type: ignore[attr-defined]
+
+
+def test_one_client_of_twenty_that_claims_to_be_sure_owns_the_log_pool(tmp_path: Path) -> None:
+    experiment = replace(FALLS, attack="certain")
+    run = run_into(experiment, tmp_path)["fedvi"]
+    torch.testing.assert_close(run.posterior.mean, uploaded(experiment).mean, rtol=0, atol=1e-5)
+
+
+def test_one_client_of_twenty_that_claims_ten_times_its_rows_is_worth_ten(tmp_path: Path) -> None:
+    experiment = replace(FALLS, attack="inflated_counts", options={**FALLS.options, "rule": "nwa"})
+    honest = build(replace(experiment, attack=None, attackers=None))
+    sizes = honest.clients.sizes.double()
+    plain = run_into(replace(experiment, attack=None, attackers=None), tmp_path / "plain")["fedvi"].posterior.mean
+    run = run_into(experiment, tmp_path / "lied")["fedvi"].posterior.mean
+    more = 9 * sizes[LIAR] / sizes.sum()
+    torch.testing.assert_close(run, (plain + more * uploaded(experiment).mean) / (1 + more), rtol=1e-4, atol=1e-5)
