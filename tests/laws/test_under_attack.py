@@ -18,6 +18,7 @@ from fedbayes.experiments.experiment import Experiment
 from fedbayes.federation.attacks import ATTACKS, Attack
 from fedbayes.methods import METHODS
 from fedbayes.options import options_of
+from fedbayes.report import write
 from fedbayes.runs.folder import resume
 from fedbayes.runs.folder import run as run_into
 from fedbayes.runs.sweep import sweep
@@ -145,6 +146,8 @@ def test_a_run_under_attack_is_resumed_to_the_same_result(tmp_path: Path) -> Non
     again = resume(tmp_path / "cut")["fedavg"]
     assert all(torch.equal(a, b) for a, b in zip(leaves(whole), leaves(again), strict=True))
     assert [r["attackers"] for r in again.journal] == [r["attackers"] for r in whole.journal]
+    page = write([tmp_path / "cut"], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "under attack (noise) by 25% of the clients" in page
 
 
 @pytest.mark.parametrize(

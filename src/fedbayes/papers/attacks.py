@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.papers.cells import Cell, Table
-from fedbayes.papers.drawing import heat_map
+from fedbayes.papers.drawing import heat_map, save, svg_of
 from fedbayes.papers.layout import Layout, Row
 from fedbayes.papers.seeds import SEEDS
 from fedbayes.training.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NONE = "none"
 PLAIN = "plain"
@@ -174,7 +180,7 @@ def _told(figures: Figures, row: str) -> str:
     )
 
 
-def drawing(rows: Sequence[Row]) -> str:
+def picture(rows: Sequence[Row]) -> Figure:
     """Accuracy of every place as colours, one map per group."""
     accuracies = [row for row in rows if row["metric"] == "accuracy"]
     maps = {
@@ -182,6 +188,23 @@ def drawing(rows: Sequence[Row]) -> str:
         for group in dict.fromkeys(row["group"] for row in accuracies)
     }
     return heat_map(maps, "accuracy", 100)
+
+
+def drawing(rows: Sequence[Row]) -> str:
+    """The same inside a page."""
+    return svg_of(picture(rows))
+
+
+def draw(output: Path, scale: str) -> list[Path]:
+    """The heat map of a table that has been run, as files."""
+    name = "attacks" if scale == "paper" else f"attacks-{scale}"
+    path = output / f"{name}.json"
+    if not path.is_file():
+        raise InputError(f"there is no {path}; run fedbayes table attacks --scale {scale}")
+    return save(picture(json.loads(path.read_text())), output / f"{name.replace('attacks', 'attacks-heat', 1)}")
+
+
+FIGURES = {"attacks": draw}
 
 
 LEGEND = (

@@ -50,13 +50,8 @@ def curves(table: Table[E], output: Path, scale: str, group: str, column: str) -
     return svg_of(figure)
 
 
-def heat_map(maps: Mapping[str, Mapping[tuple[str, str], float]], label: str, factor: float = 1) -> str:
-    """Numbers by row and column as colours, one map per name, all on one scale; as SVG."""
-    return svg_of(heat_figure(maps, label, factor))
-
-
-def heat_figure(maps: Mapping[str, Mapping[tuple[str, str], float]], label: str, factor: float = 1) -> Figure:
-    """The same as a figure; each place has its number."""
+def heat_map(maps: Mapping[str, Mapping[tuple[str, str], float]], label: str, factor: float = 1) -> Figure:
+    """Numbers by row and column as colours, one map per name, all on one scale; each place has its number."""
     from matplotlib.figure import Figure
 
     shapes = {name: [list(dict.fromkeys(place[i] for place in cells)) for i in (0, 1)] for name, cells in maps.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedbayes.errors import unknown
-from fedbayes.papers import aggregation_figures, fedag_figures, learning_figures, pfedpf_figures
+from fedbayes.papers import aggregation_figures, attacks, fedag_figures, learning_figures, pfedpf_figures
 
 Draw = Callable[[Path, str], list[Path]]  # folder of the cells and figures, scale
 
@@ -19,6 +19,7 @@ FIGURES: dict[str, Draw] = {
     **{name: _whatever_scale(draw) for name, draw in (fedag_figures.FIGURES | pfedpf_figures.FIGURES).items()},
     **learning_figures.FIGURES,
     **aggregation_figures.FIGURES,
+    **attacks.FIGURES,
 }
 
 

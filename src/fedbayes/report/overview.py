@@ -25,8 +25,17 @@ def _line(x: Experiment) -> str:
     cohort = "all" if x.cohort is None else f"{x.cohort:.0%}" if isinstance(x.cohort, float) else str(x.cohort)
     return (
         f"{x.data} over {x.clients} clients ({x.partition}{', ' + spread if spread else ''}), "
-        f"{cohort} a round, network {x.network}"
+        f"{cohort} a round, network {x.network}{_attack(x)}"
     )
+
+
+def _attack(x: Experiment) -> str:
+    """Who lies, and how; the journal names them."""
+    if x.attack is None:
+        return ""
+    many = 0.2 if x.attackers is None else x.attackers
+    who = f"{many:.0%}" if isinstance(many, float) else str(many if isinstance(many, int) else len(many))
+    return f", under attack ({x.attack.replace('_', ' ')}) by {who} of the clients"
 
 
 def _seeds(seeds: list[int]) -> str:
