@@ -43,6 +43,8 @@ def figures_of(program: Program, upload: Upload, info: Info, terms: Terms) -> Te
 def _claim(program: Program, terms: Terms, one: Tensor) -> Tensor:
     part = program.prediction.part
     statistics = terms.get(part, {})
+    if part in program.pooling.over:  # a bucket counts once, whatever one of its clients claims
+        return one
     if program.pooling.rules[part].weighs_precision and "precision" in statistics:
         return statistics["precision"].double().mean(-1)
     if not program.pooling.rules[part].weighted:

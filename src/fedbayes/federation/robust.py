@@ -5,8 +5,8 @@ lies may claim any number of rows. The distance of two posteriors is that of Was
 W2^2 = |m - m'|^2 + |s - s'|^2; for points it is the Euclidean one.
 
 With K clients and P weights all hold the K uploads, 8 K P bytes of Gaussians in float32, and work in float64 on blocks
-of weights, in about 100 MB however many there are. The median and the trimmed mean sort, O(K log K P) operations. The
-geometric median and multi-Krum need K^2 distances, which are a matrix product per block, O(K^2 P) operations.
+of weights, in less than 100 MB however many there are. The median and the trimmed mean sort, O(K log K P) operations;
+the geometric median and multi-Krum need K^2 distances, which are a matrix product per block, O(K^2 P) operations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Combine = Callable[[Sequence[Posterior], Tensor, Posterior], Posterior]
 
 OUTLIERS = 0.2  # share of clients that may lie, by default
 MINORITY = "a share in [0, 0.5)"  # in words, what it may be
-BLOCK = 2**21  # numbers of one kind in a block: 16 MB in float64
+BLOCK = 2**19  # numbers of one kind in a block: 4 MB in float64, of which a rule needs about ten
 LEAST = 1e-12  # a scale never rounds to zero
 FAR = 1e100  # what is farther from the median can't be told apart: its powers would not be finite
 ITERATIONS, TOLERANCE, SMOOTHING = 1000, 1e-13, 1e-6  # of the geometric median
@@ -45,7 +45,7 @@ def median(posteriors: Sequence[Posterior], weights: Tensor, reference: Posterio
         return Point(stacked.median(0).values.to(reference.mean.dtype), reference.layout)
 
     def middle(means: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return _middle(means), None if scales is None else _middle_scale(scales)
+        return _middle(_ordered(means)), None if scales is None else _middle_scale(_ordered(scales))
 
     return _by_weight(middle, posteriors, reference)
 
@@ -62,14 +62,14 @@ def trimmed_mean(outliers: float = OUTLIERS) -> Combine:
         cut = count_of(outliers, len(posteriors))
 
         def trimmed(means: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
-            inner = _within(means, cut)
+            inner = _within(_ordered(means), cut)
             if scales is None:
                 return inner.mean(-1), None
-            middle, unit = _middle(means), _middle_scale(scales)
-            precisions = (unit[:, None] / scales).clamp(1 / FAR, FAR).square()
-            shifts = ((means - middle[:, None]) / unit[:, None]).clamp(-FAR, FAR) * precisions
-            precision = _within(precisions, cut).mean(-1)
-            mean = middle + unit * (_within(shifts, cut).mean(-1) / precision)
+            ordered = _ordered(scales)
+            middle, unit = _middle(inner), _middle_scale(ordered)  # trimming leaves a median where it is
+            precision = _precision(_within(ordered, cut), unit).mean(-1)
+            shifts = ((means - middle[:, None]) / unit[:, None]).clamp(-FAR, FAR) * _precision(scales, unit)
+            mean = middle + unit * (_within(_ordered(shifts), cut).mean(-1) / precision)
             return mean.clamp(inner[:, 0], inner[:, -1]), unit * precision.rsqrt()
 
         return _by_weight(trimmed, posteriors, reference)
@@ -99,33 +99,44 @@ def multi_krum(outliers: float = OUTLIERS) -> Combine:
     return combine
 
 
-def _middle(values: Tensor) -> Tensor:
-    """The median over the last axis, halfway between the middle two where their number is even."""
-    low, high = _middle_two(values)
+def _ordered(values: Tensor) -> Tensor:
+    """Sorted over the last axis, that of the clients."""
+    return values.sort(-1).values
+
+
+def _middle(ordered: Tensor) -> Tensor:
+    """The median of what is sorted, halfway between the middle two where their number is even."""
+    low, high = _middle_two(ordered)
     return low / 2 + high / 2
 
 
-def _middle_scale(scales: Tensor) -> Tensor:
+def _middle_scale(ordered: Tensor) -> Tensor:
     """The same of logarithms."""
-    low, high = _middle_two(scales)
+    low, high = _middle_two(ordered)
     return low.sqrt() * high.sqrt()
 
 
-def _middle_two(values: Tensor) -> tuple[Tensor, Tensor]:
-    values, count = values.sort(-1).values, values.shape[-1]
-    return values[..., (count - 1) // 2], values[..., count // 2]
+def _middle_two(ordered: Tensor) -> tuple[Tensor, Tensor]:
+    count = ordered.shape[-1]
+    return ordered[..., (count - 1) // 2], ordered[..., count // 2]
 
 
-def _within(values: Tensor, cut: int) -> Tensor:
-    """Sorted over the last axis, without so many at each end."""
-    return values.sort(-1).values[..., cut : values.shape[-1] - cut]
+def _within(ordered: Tensor, cut: int) -> Tensor:
+    """What is sorted without so many at each end."""
+    return ordered[..., cut : ordered.shape[-1] - cut]
+
+
+def _precision(scales: Tensor, unit: Tensor) -> Tensor:
+    """Precisions [B, K] in units of a scale for each weight."""
+    return (unit[:, None] / scales).clamp(1 / FAR, FAR).square()
 
 
 def _blocks(posteriors: Sequence[Posterior]) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Means and scales [B, K] of so many weights at a time that they fit in a block."""
     means = [q.mean.reshape(-1) for q in posteriors]
     scales = None if isinstance(posteriors[0], Point) else [_scale(q).reshape(-1) for q in posteriors]
-    width = max(1, BLOCK // len(posteriors))
+    room = BLOCK if means[0].device.type == "cpu" else 16 * BLOCK  # a GPU has more, and waits for each block
+    width = max(1, room // len(posteriors))
     for start in range(0, max(1, means[0].numel()), width):
         part = slice(start, start + width)
         yield _columns(means, part), None if scales is None else _columns(scales, part)
@@ -144,17 +155,25 @@ def _by_weight(
     posteriors: Sequence[Posterior],
     reference: Posterior,
 ) -> Posterior:
-    """What `combine` makes of each block, put together in the reference's type."""
-    means, scales = [], []
+    """What `combine` makes of each block, put together in the reference's type.
+
+    Results have their place from the start: small ones kept between large blocks would scatter the memory.
+    """
+    first, dtype = posteriors[0], reference.mean.dtype
+    mean = torch.empty(first.mean.numel(), dtype=dtype, device=first.mean.device)
+    scale = None if isinstance(first, Point) else torch.empty_like(mean)
+    start = 0
     for block in _blocks(posteriors):
-        mean, scale = combine(*block)
-        means.append(mean.to(reference.mean.dtype))
-        if scale is not None:
-            scales.append(scale.to(reference.mean.dtype).clamp(min=LEAST))
-    shape = posteriors[0].mean.shape
-    if not scales:
-        return Point(torch.cat(means).reshape(shape), reference.layout)
-    return Gaussian(torch.cat(means).reshape(shape), torch.cat(scales).reshape(shape), reference.layout)
+        some, spread = combine(*block)
+        end = start + len(some)
+        mean[start:end] = some.to(dtype)
+        if scale is not None and spread is not None:
+            scale[start:end] = spread.to(dtype).clamp(min=LEAST)
+        start = end
+    mean = mean.reshape(first.mean.shape)
+    if scale is None:
+        return Point(mean, reference.layout)
+    return Gaussian(mean, scale.reshape(first.mean.shape), reference.layout)
 
 
 def _mixture(shares: Tensor, posteriors: Sequence[Posterior], reference: Posterior) -> Posterior:
@@ -172,13 +191,13 @@ def _products(posteriors: Sequence[Posterior]) -> Tensor:
 
     Seen from there those who agree are near, and their distances exact, however far off others are.
     """
-    total = torch.zeros(len(posteriors), len(posteriors), dtype=torch.float64)
+    total = torch.zeros(len(posteriors), len(posteriors), dtype=torch.float64, device=posteriors[0].mean.device)
     for block in _blocks(posteriors):
         for values in block:
             if values is not None:
-                away = (values - _middle(values)[:, None]).clamp(-FAR, FAR)
-                total += (away.T @ away).cpu()
-    return total
+                away = (values - _middle(_ordered(values))[:, None]).clamp(-FAR, FAR)
+                total += away.T @ away
+    return total.cpu()
 
 
 def _squares(products: Tensor) -> Tensor:
