@@ -46,7 +46,7 @@ def trained(name: str, **settings: Any) -> Run:
     known, options = options_of(METHODS[name]), SMALL | (FLOW if name.endswith("_pf") else {})
     method = METHODS[name](**{key: v for key, v in options.items() if key in known})
     server = torch.linspace(-2, 2, 9 * 4, dtype=torch.float64).sin().reshape(9, 4)
-    return fb.fit(network, clients(), method=method, rounds=2, seed=1, server_data=server, **settings)
+    return fb.fit(network, clients(), method=method, rounds=1, seed=1, server_data=server, **settings)
 
 
 @cache
@@ -83,7 +83,7 @@ def test_loop_and_stacked_engine_agree_under_attack(name: str) -> None:
 def test_every_attack_under_both_engines(attack: str) -> None:
     loop, stacked = (trained("fedvi", attack=attack, attackers=[1, 3], engine=e) for e in ("loop", "stacked"))
     torch.testing.assert_close(leaves(loop), leaves(stacked), rtol=1e-6, atol=1e-8)
-    assert loop.journal[1]["attackers"] == [1, 3]
+    assert loop.journal[0]["attackers"] == [1, 3]
     plain = honestly("fedvi")
     assert not all(torch.allclose(a, b) for a, b in zip(leaves(plain), leaves(loop)))
 
