@@ -63,11 +63,12 @@ def heat_map(maps: Mapping[str, Mapping[tuple[str, str], float]], label: str, fa
     for axes, (name, cells) in zip(panels, maps.items()):
         rows, columns = shapes[name]
         grid = [[cells.get((row, column), float("nan")) for column in columns] for row in rows]
-        axes.imshow(grid, cmap="RdYlGn", vmin=low, vmax=high, aspect="auto")
+        axes.imshow(grid, cmap="viridis", vmin=low, vmax=high, aspect="auto")
         for i, row in enumerate(grid):
             for j, value in enumerate(row):
                 if value == value:
-                    axes.text(j, i, f"{factor * value:.1f}", ha="center", va="center", fontsize=7.5)
+                    ink = "white" if value < low + 0.6 * (high - low) else "black"
+                    axes.text(j, i, f"{factor * value:.1f}", ha="center", va="center", fontsize=7.5, color=ink)
         axes.set_xticks(range(len(columns)), columns, rotation=25, ha="right", fontsize=8)
         axes.set_yticks(range(len(rows)), rows, fontsize=8)
         axes.set_title(f"{name}: {label}{' in percent' * (factor == 100)}", fontsize=9, loc="left")
