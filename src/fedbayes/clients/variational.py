@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,33 +41,79 @@ KL_WEIGHTS: dict[str, KlWeight] = {
 LEAST, LARGEST = 1e-37, 1e37  # between which a first scale is a number of float32, and its square no zero
 
 
-def variational(
-    model: Model,
-    estimation: Plan,
-    *,
-    optimiser: Optimiser,
-    epochs: int,
-    batch: int,
-    train_draws: int = 1,
-    kl: str = "constant",
-    prior: str = "broadcast",
-    falling: bool = False,
-) -> Client:
-    """Minimises  mean_z[mean NLL of the batch under theta_z] + weight * KL(q || prior),  z = 1..train_draws.
+@dataclass(frozen=True, eq=False)
+class VariationalStep:
+    """A step down  mean_z[mean NLL of the batch under theta_z] + weight * KL(q || prior),  z = 1..draws.
 
     Blundell et al. (2015); FedUAB eqs. 9, 10. q = N(mean, softplus(rho)^2) over part `model`; other parts are points.
-    The prior is the broadcast, or N(0, prior_scale^2). `falling`: lr goes linearly to 0 within the round.
-    Scalar options: `lr`, `kl_weight`, `prior_scale`.
+    The prior is the broadcast, or N(0, prior_scale^2). `falling`: lr goes linearly to 0 within a round of so many
+    epochs. Scalar options: `lr`, `kl_weight`, `prior_scale`.
     """
-    weight_of = KL_WEIGHTS[kl]
-    points = [part for part in model.trainable if part != "model"]
 
-    def prior_of(info: Info) -> Gaussian:
+    model: Model
+    estimation: Plan
+    optimiser: Optimiser
+    epochs: int
+    draws: int = 1
+    kl: str = "constant"
+    prior: str = "broadcast"
+    falling: bool = False
+
+    def __call__(self, state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
+        mean, rho = state.vectors["mean"], state.vectors["rho"]
+        scale, slope = softplus_and_slope(rho)
+        vectors = {"mean": mean, "scale": scale, **{part: state.vectors[part] for part in self.points}}
+        frozen = self.model.frozen_in(info.constants)
+        g, (static, nll) = gradients(self._expected_nll, vectors, state.static, b, tape, frozen)
+        # The KL's gradient by hand: d/dmean = (m - m0) / s0^2, d/dscale = s / s0^2 - 1 / s. No logarithm is needed.
+        q, weight = self.prior_of(info), KL_WEIGHTS[self.kl](b, info)
+        precision = q.scale.square().reciprocal()
+        slopes = {part: g[part] for part in self.points}
+        slopes["mean"] = g["mean"] + weight * precision * (mean - q.mean)
+        slopes["rho"] = (g["scale"] + weight * (scale * precision - scale.reciprocal())) * slope
+        rate = falling_rate(b, info, self.epochs) if self.falling else info.options["lr"]
+        moved, after = self.optimiser.update(state.optimiser, state.vectors, slopes, rate)
+        return Learner(after, static, moved, state.loss + nll, state.steps + 1)
+
+    @property
+    def points(self) -> list[str]:
+        """The trainable parts without a distribution."""
+        return [part for part in self.model.trainable if part != "model"]
+
+    def prior_of(self, info: Info) -> Gaussian:
+        """What the posterior is held near."""
         q = info.broadcast["model"]
         assert isinstance(q, Gaussian)
-        if prior == "broadcast":
+        if self.prior == "broadcast":
             return q
         return Gaussian(torch.zeros_like(q.mean), info.options["prior_scale"].expand_as(q.mean))
+
+    def _expected_nll(self, vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
+        if self.draws == 1:
+            nll, static = self._draw(vectors, static, b, tape, frozen)
+            return nll, (static, nll.detach())
+        noise = tape(vectors["mean"], (self.draws, self.estimation.normals))
+        if self.estimation.stacks:
+            copies = {part: v.expand(self.draws, *v.shape) for part, v in static.items()}
+            each = vmap(lambda s, z: self._draw(vectors, s, b, Tape(z), frozen), randomness="different")
+            nlls, statics = each(copies, noise)
+        else:
+            rows = [self._draw(vectors, static, b, Tape(z), frozen) for z in noise]
+            nlls, statics = tree_map(lambda *leaves: torch.stack(leaves), *rows)
+        static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
+        return nlls.mean(), (static, nlls.detach().mean())
+
+    def _draw(self, vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
+        model = self.model
+        others = model.weights({**{p: vectors[p] for p in self.points}, **static, **frozen})
+        mean, scale = vectors["mean"], vectors["scale"]
+        output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, self.estimation)
+        return model.nll(output, b.y, b.mask, weights), static
+
+
+def variational(step: VariationalStep, batch: int) -> Client:
+    """The client that goes from the broadcast posterior by these steps."""
+    model, points = step.model, step.points
 
     def start(own: Own, info: Info) -> Learner:
         q = info.broadcast["model"]
@@ -75,43 +122,7 @@ def variational(
         vectors |= {part: info.broadcast[part].mean for part in points}
         static = {part: info.broadcast[part].mean for part in model.static}
         zero = q.mean.new_zeros(())
-        return Learner(vectors, static, optimiser.init(vectors), zero, zero)
-
-    def draw(vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
-        others = model.weights({**{p: vectors[p] for p in points}, **static, **frozen})
-        mean, scale = vectors["mean"], vectors["scale"]
-        output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, estimation)
-        return model.nll(output, b.y, b.mask, weights), static
-
-    def expected_nll(vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
-        if train_draws == 1:
-            nll, static = draw(vectors, static, b, tape, frozen)
-            return nll, (static, nll.detach())
-        noise = tape(vectors["mean"], (train_draws, estimation.normals))
-        if estimation.stacks:
-            copies = {part: v.expand(train_draws, *v.shape) for part, v in static.items()}
-            each = vmap(lambda s, z: draw(vectors, s, b, Tape(z), frozen), randomness="different")
-            nlls, statics = each(copies, noise)
-        else:
-            rows = [draw(vectors, static, b, Tape(z), frozen) for z in noise]
-            nlls, statics = tree_map(lambda *leaves: torch.stack(leaves), *rows)
-        static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
-        return nlls.mean(), (static, nlls.detach().mean())
-
-    def step(state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
-        mean, rho = state.vectors["mean"], state.vectors["rho"]
-        scale, slope = softplus_and_slope(rho)
-        vectors = {"mean": mean, "scale": scale, **{part: state.vectors[part] for part in points}}
-        g, (static, nll) = gradients(expected_nll, vectors, state.static, b, tape, model.frozen_in(info.constants))
-        # The KL's gradient by hand: d/dmean = (m - m0) / s0^2, d/dscale = s / s0^2 - 1 / s. No logarithm is needed.
-        q, weight = prior_of(info), weight_of(b, info)
-        precision = q.scale.square().reciprocal()
-        slopes = {part: g[part] for part in points}
-        slopes["mean"] = g["mean"] + weight * precision * (mean - q.mean)
-        slopes["rho"] = (g["scale"] + weight * (scale * precision - scale.reciprocal())) * slope
-        rate = falling_rate(b, info, epochs) if falling else info.options["lr"]
-        moved, after = optimiser.update(state.optimiser, state.vectors, slopes, rate)
-        return Learner(after, static, moved, state.loss + nll, state.steps + 1)
+        return Learner(vectors, static, step.optimiser.init(vectors), zero, zero)
 
     def finish(state: Learner, info: Info) -> Upload:
         v = state.vectors
@@ -119,9 +130,9 @@ def variational(
         parts: Parts = {"model": q}
         parts |= {part: Point(v[part], model.layouts[part]) for part in points}
         parts |= {part: Point(s, model.layouts[part]) for part, s in state.static.items()}
-        return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1), "kl": q.kl(prior_of(info))})
+        return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1), "kl": q.kl(step.prior_of(info))})
 
-    return Client(start, (Phase(step, epochs, batch),), finish)
+    return Client(start, (Phase(step, step.epochs, batch),), finish)
 
 
 def initial_scale(model: Model, first: float | Mapping[str, float], division: float) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedbayes.clients.client import Batch, Info, Phase, only_if
 from fedbayes.clock import COMPILE, share
 from fedbayes.engine.compiled import Compiled
-from fedbayes.engine.fast import dense, forms, rowwise
+from fedbayes.engine.fast import dense, forms, fused, rowwise
 from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined
 from fedbayes.federation.program import Store
 from fedbayes.model.convolution import stacked
@@ -72,6 +72,7 @@ class Steps:
 
     def __init__(self, mode: str = "eager") -> None:
         self.mode = mode
+        self.fused = True  # whether steps with kernels of their own are run by them
         self.notes: list[str] = []
         self._cache: dict[Any, Any] = {}
 
@@ -91,10 +92,14 @@ class Steps:
             except Exception as error:
                 if self.mode == "eager":
                     raise
+                self._cache.clear()
+                if self.fused and self._form(work) is not None:
+                    self.fused = False
+                    self.notes.append(f"steps are compiled instead of fused: {first_words(error)}")
+                    continue
                 lower = MODES[MODES.index(self.mode) + 1] if self.mode in MODES else "eager"
                 self.notes.append(f"steps run {lower} instead of {self.mode}: {first_words(error)}")
                 self.mode = lower
-                self._cache.clear()
 
     def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
         """f(inputs); in mode "graph" captured at the first call of a key and replayed from then on."""
@@ -130,12 +135,19 @@ class Steps:
 
     def _step(self, work: Work) -> Callable[..., Any]:
         masked = work.table.live is not None
+        if self.fused and (form := self._form(work)) is not None:
+            return fused.stepping(form)
         if self.mode in ("eager", ROWWISE, BY_HAND, CAPTURED):
             return stacked_step(work.phase, work.together, masked)
         key = (id(work.phase.step), repr(work.together), masked)
         if key not in self._cache:
             self._cache[key] = Compiled(stacked_step(work.phase, work.together, masked))
         return self._cache[key]
+
+    def _form(self, work: Work) -> forms.Bayes | None:
+        """The form of a step that has kernels of its own within a graph."""
+        form = forms.bayes(work.phase) if self.mode == "graph" and fused.available() else None
+        return form if form is not None and fused.fits(form, work.phase.batch) else None
 
     def _replay(self, work: Work, state: Any) -> Any:
         key = ("graph", id(work.phase.step), repr(work.together), work.table.live is None, len(work.table.rows))

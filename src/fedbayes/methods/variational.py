@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from fedbayes.clients.partitioned import FIRST, own_model, partitioned
-from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
+from fedbayes.clients.variational import KL_WEIGHTS, VariationalStep, initial_scale, variational
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Personal, Pooling, Prediction, Program
 from fedbayes.federation.round import check_rules, static_rules
@@ -79,17 +79,17 @@ class Variational(Refining, Statistics, ServerStep, Schedule, Descent):
         model = model_of(setting, [*points_by_default(setting.network, setting.likelihood), *self.points])
         check_points(setting, model, self.points)
         check_batch(setting, model, self.batch)
-        client = variational(
+        step = VariationalStep(
             model,
             plan(model, "model", batch_like(setting.x, self.batch), self.estimator),
-            optimiser=optimiser_named(self.optimiser, self.momentum),
-            epochs=self.epochs,
-            batch=self.batch,
-            train_draws=self.train_draws,
+            optimiser_named(self.optimiser, self.momentum),
+            self.epochs,
+            draws=self.train_draws,
             kl=self.kl,
             prior=prior,
             falling=self.lr_within == "falling",
         )
+        client = variational(step, self.batch)
         layout = model.layouts["model"]
         first: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         mean = first["model"].mean

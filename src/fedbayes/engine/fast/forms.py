@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from fedbayes.clients.client import Phase
 from fedbayes.clients.point import PointStep
+from fedbayes.clients.variational import VariationalStep
+from fedbayes.model.estimators import ESTIMATORS
 from fedbayes.model.likelihood import log_prob_of_classes
 from fedbayes.model.model import Model
 from fedbayes.posterior.values import LOG_2PI
@@ -28,6 +30,24 @@ class Dense(NamedTuple):
     pull: tuple[str, ...]
     clip: bool
     falling: int  # epochs within which the learning rate falls to 0; 0: it does not
+
+
+class Bayes(NamedTuple):
+    """Descent on the expected NLL of normals over linear maps with functions between them, and their KL to a prior.
+
+    By local reparameterisation: the noise is that of the layers' outputs.
+    """
+
+    layers: tuple[tuple[int, int, bool], ...]  # as of Dense
+    between: tuple[str, ...]
+    inputs: Callable[[Tensor], Tensor]
+    scale: float | None
+    momentum: float
+    draws: int
+    kl: str
+    prior: str
+    epochs: int
+    falling: bool
 
 
 class Rowwise(NamedTuple):
@@ -49,22 +69,14 @@ def dense(phase: Phase) -> Dense | None:
     step = phase.step
     if not isinstance(step, PointStep) or phase.batches != 1 or step.adversarial or step.optimiser.momentum is None:
         return None
-    model = step.model
-    chain = list(_layers(model.module))
-    if chain and type(chain[0]) is nn.Flatten and (chain[0].start_dim, chain[0].end_dim) == (1, -1):
-        chain = chain[1:]
-    linear: list[Any] = chain[::2]
-    between = chain[1::2]
-    fits = len(linear) == len(between) + 1 and all(type(a) is nn.Linear for a in linear)
-    if not (fits and all(type(b) in BETWEEN for b in between) and _is_of(model, linear)):
+    chain = _chain(step.model)
+    if chain is None:
         return None
-
-    def inputs(x: Tensor) -> Tensor:
-        return model.prepare(x).to(model.dtype)
-
+    layers, between, inputs = chain
+    model = step.model
     return Dense(
-        tuple((a.in_features, a.out_features, a.bias is not None) for a in linear),
-        tuple(BETWEEN[type(b)] for b in between),
+        layers,
+        between,
         inputs,
         model.dtype,
         model.likelihood.scale,
@@ -73,6 +85,20 @@ def dense(phase: Phase) -> Dense | None:
         step.clip,
         step.epochs if step.falling else 0,
     )
+
+
+def bayes(phase: Phase) -> Bayes | None:
+    """The form of a variational client's step on linear maps; None for any other."""
+    step = phase.step
+    if not isinstance(step, VariationalStep) or phase.batches != 1 or step.optimiser.momentum is None:
+        return None
+    chain = _chain(step.model)
+    local = step.estimation.estimate is ESTIMATORS["local"]
+    taken = step.estimation.taken == frozenset(step.model.layouts["model"].names)
+    if chain is None or not (local and taken) or step.model.dtype != torch.float32:
+        return None
+    scale, momentum = step.model.likelihood.scale, step.optimiser.momentum
+    return Bayes(*chain, scale, momentum, step.draws, step.kl, step.prior, step.epochs, step.falling)
 
 
 def rowwise(phase: Phase) -> Rowwise | None:
@@ -87,6 +113,27 @@ def rowwise(phase: Phase) -> Rowwise | None:
     constant = math.log(form.scale) + 0.5 * LOG_2PI
     hidden = form.layers[0][1] if form.between else 0
     return Rowwise(hidden, form.inputs, form.scale**-2, constant, form.clip, form.falling > 0)
+
+
+Chain = tuple[tuple[tuple[int, int, bool], ...], tuple[str, ...], Callable[[Tensor], Tensor]]
+
+
+def _chain(model: Model) -> Chain | None:
+    """Linear maps, the functions between them, and stored rows as the first sees them; None for any other network."""
+    chain = list(_layers(model.module))
+    if chain and type(chain[0]) is nn.Flatten and (chain[0].start_dim, chain[0].end_dim) == (1, -1):
+        chain = chain[1:]
+    linear: list[Any] = chain[::2]
+    between = chain[1::2]
+    fits = len(linear) == len(between) + 1 and all(type(a) is nn.Linear for a in linear)
+    if not (fits and all(type(b) in BETWEEN for b in between) and _is_of(model, linear)):
+        return None
+
+    def inputs(x: Tensor) -> Tensor:
+        return model.prepare(x).to(model.dtype)
+
+    layers = tuple((a.in_features, a.out_features, a.bias is not None) for a in linear)
+    return layers, tuple(BETWEEN[type(b)] for b in between), inputs
 
 
 def _layers(module: nn.Module) -> Iterator[Any]:

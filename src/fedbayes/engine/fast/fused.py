@@ -1,0 +1,167 @@
+"""Variational steps on chains of linear maps as a few kernels for all clients: products, noise, KL and update in one.
+
+Under local reparameterisation a layer is  x m + b + sqrt(x^2 s^2 + s_b^2) * noise.  A step reads means and scales of
+all clients twice and writes them once, six passes in all, and keeps nothing else of their size; a compiled step makes
+about twenty. Rows are the batch, once for each draw. Written in Triton, for a GPU; equal to the variational client's
+own step up to rounding, on the same noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedbayes.clients.client import Batch, Info, Learner, falling_rate
+from fedbayes.clients.variational import KL_WEIGHTS
+from fedbayes.engine.fast.forms import Bayes
+
+TILE = 64  # inputs of a layer that a program takes at once
+WIDEST = 128  # outputs of a layer, and rows of a batch, that fit in a program's registers
+PROGRAMS = 400  # about as many keep a large GPU busy
+
+
+def available() -> bool:
+    """Whether Triton is there to make the kernels."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def fits(form: Bayes, batch: int) -> bool:
+    """Whether rows and outputs fit in a program's registers."""
+    return form.draws * batch <= WIDEST and all(outputs <= WIDEST for _, outputs, _ in form.layers)
+
+
+class Place(NamedTuple):
+    """Where a layer's numbers are: its weights and its bias in the vector, its normals on the tape."""
+
+    inputs: int
+    outputs: int
+    bias: bool
+    weight_at: int
+    noise_at: int
+    splits: int  # programs that share the inputs of a client's layer
+
+    @property
+    def bias_at(self) -> int:
+        return self.weight_at + self.inputs * self.outputs
+
+
+def places(form: Bayes, clients: int, batch: int) -> list[Place]:
+    """The layers in the order of the vector and of the tape."""
+    made, weight, noise = [], 0, 0
+    for inputs, outputs, bias in form.layers:
+        tiles = -(-inputs // TILE)
+        splits = max(1, min(tiles, PROGRAMS // clients))
+        made.append(Place(inputs, outputs, bias, weight, noise, splits))
+        weight += inputs * outputs + outputs * bias
+        noise += batch * outputs
+    return made
+
+
+def stepping(form: Bayes) -> Callable[..., Learner]:
+    """One step of every client on batches [clients, 1, B, ...]. It changes the state's own memory."""
+
+    def step(
+        state: Learner, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, at: Tensor, info: Info
+    ) -> Learner:
+        clients, batch = xs.shape[0], xs.shape[2]
+        x = form.inputs(xs.flatten(0, 2)).reshape(clients, batch, -1)
+        if live is not None:
+            x = x.masked_fill(~live[:, 0, :, None], 0)  # a padded row may hold anything, and 0 * inf is nan
+        b = Batch(x, ys[:, 0], None if live is None else live[:, 0], at)
+        _run(form, places(form, clients, batch), state, b, noise, info)
+        return state
+
+    return step
+
+
+def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tensor, info: Info) -> None:
+    kernels = _kernels()
+    mean, rho = state.vectors["mean"], state.vectors["rho"]
+    (clients, batch, _), rows = b.x.shape, form.draws * b.x.shape[1]
+    x = b.x.contiguous()
+    counts = None if b.mask is None else b.mask.sum(-1, dtype=torch.int32)
+    shape = {
+        "K": clients, "P": mean.shape[1], "NORMALS": noise.shape[1] // form.draws, "R": rows, "B": batch,
+        "ROWS": _padded(rows), "PRECISION": _precision(),
+    }  # fmt: skip
+
+    def empty(*sizes: int) -> Tensor:
+        return torch.empty(*sizes, dtype=torch.float32, device=x.device)
+
+    inputs: list[Tensor] = [x]
+    slopes: list[Tensor] = []
+    below: tuple[Tensor, Place] | None = None  # sums of the layer below, by split
+    for layer in layers:
+        sums = empty(2, layer.splits, clients, rows, layer.outputs)
+        seen = x if below is None else empty(clients, rows, layer.inputs)
+        slope = x if below is None else empty(clients, rows, layer.inputs)  # of an output in its variance
+        under, place = (sums, layer) if below is None else below
+        chunks = -(-layer.inputs // (TILE * layer.splits))
+        kernels.forward[(clients, layer.splits)](
+            mean, rho, x, under, noise, seen, slope, sums,
+            layer.weight_at, place.bias_at, place.noise_at, noise.stride(0),
+            IN=layer.inputs, OUT=layer.outputs, OUTS=_padded(layer.outputs), TILE=TILE, CHUNKS=chunks,
+            SPLITS=layer.splits, BELOW=place.splits, FIRST=below is None, BIAS=place.bias,
+            ACT="" if below is None else form.between[len(slopes) - 1], **shape,
+        )  # fmt: skip
+        if below is not None:
+            inputs.append(seen)
+        slopes.append(slope)
+        below = sums, layer
+    assert below is not None
+    last = layers[-1]
+    down, spread = empty(clients, rows, last.outputs), empty(clients, rows, last.outputs)
+    kernels.head[(clients,)](
+        mean, rho, below[0], noise, b.y, counts, b.mask, down, spread, state.loss, state.steps,
+        last.bias_at, last.noise_at, noise.stride(0), form.scale or 1.0,
+        OUT=last.outputs, OUTS=_padded(last.outputs), BELOW=last.splits, BIAS=last.bias, CLASSES=form.scale is None,
+        MASKED=counts is not None, **shape,
+    )  # fmt: skip
+    weight, rate = (
+        _by_client(KL_WEIGHTS[form.kl](b, info)),
+        _by_client(falling_rate(b, info, form.epochs) if form.falling else info.options["lr"]),
+    )
+    q: Any = info.broadcast["model"]
+    prior = (q.mean, q.scale) if form.prior == "broadcast" else (mean, info.options["prior_scale"])
+    velocity = (state.optimiser["mean"], state.optimiser["rho"]) if form.momentum else (mean, rho)
+    for number in reversed(range(len(layers))):
+        layer, first = layers[number], number == 0
+        lower = (down, spread) if first else (empty(clients, rows, layer.inputs), empty(clients, rows, layer.inputs))
+        kernels.backward[(clients, -(-layer.inputs // TILE))](
+            mean, rho, *velocity, *prior, inputs[number], slopes[number], down, spread, *lower, counts,
+            weight, rate, layer.weight_at, layer.bias_at, weight.stride(0), rate.stride(0),
+            prior[0].stride(0) if prior[0].dim() > 1 else 0, prior[1].stride(0) if prior[1].dim() > 1 else 0,
+            IN=layer.inputs, OUT=layer.outputs, OUTS=_padded(layer.outputs), TILE=TILE, FIRST=first, BIAS=layer.bias,
+            ACT="" if first else form.between[number - 1], FIXED=form.prior != "broadcast", MOMENTUM=form.momentum,
+            MASKED=counts is not None, **shape,
+        )  # fmt: skip
+        down, spread = lower
+
+
+def _padded(count: int) -> int:
+    """The next power of two that a product of tiles takes."""
+    return max(16, 1 << (count - 1).bit_length())
+
+
+def _precision() -> str:
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _by_client(value: Tensor) -> Tensor:
+    """A number for each client; of one for all, a step of 0 from one to the next."""
+    return value.reshape(-1) if value.dim() else value.reshape(1).expand(2)
+
+
+@cache
+def _kernels() -> Any:
+    from fedbayes.engine.fast import kernels
+
+    return kernels

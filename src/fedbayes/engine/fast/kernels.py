@@ -1,0 +1,216 @@
+"""The kernels of fused.py. Importing this needs Triton.
+
+Of K clients with P weights each: `mean` and `rho` are [K, P]; rows R are B rows of a batch, once for each draw; `sums`
+are [2, splits, K, R, outputs], a layer's means and variances before its bias, by who added them.
+"""
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _softplus(rho):
+    """log(1 + e^rho), exact to rounding where e^rho is small, and its derivative."""
+    t = tl.exp(tl.minimum(rho, 30.0))
+    u = 1.0 + t
+    log1p = tl.where(u == 1.0, t, tl.log(u) * (t / tl.where(u == 1.0, 1.0, u - 1.0)))
+    return tl.where(rho > 30.0, rho, log1p), t / u
+
+
+@triton.jit
+def _output(mean, rho, sums, noise, k, rows, cols, ok, bias_at, noise_at, stride,
+            K, P, NORMALS, R, B, OUT, BELOW: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """Outputs [rows, cols] of a layer, and their slopes in the variance."""
+    centre = tl.zeros(ok.shape, tl.float32)
+    variance = tl.zeros(ok.shape, tl.float32)
+    for t in tl.static_range(BELOW):
+        at = ((t * K + k) * R + rows) * OUT + cols
+        centre += tl.load(sums + at, mask=ok, other=0.0)
+        variance += tl.load(sums + BELOW * K * R * OUT + at, mask=ok, other=0.0)
+    if BIAS:
+        own = k * P + bias_at + cols
+        scale, _ = _softplus(tl.load(rho + own, mask=cols < OUT, other=0.0))
+        centre += tl.load(mean + own, mask=cols < OUT, other=0.0)
+        variance += scale * scale
+    at = k * stride + (rows // B) * NORMALS + noise_at + (rows % B) * OUT + cols
+    drawn = tl.load(noise + at, mask=ok, other=0.0)
+    root = tl.sqrt(variance + 1e-16)
+    return centre + root * drawn, drawn / (2.0 * root)
+
+
+@triton.jit
+def forward(mean, rho, x, below, noise, seen, slope, sums, weight_at, bias_at, noise_at, stride,
+            IN: tl.constexpr, OUT: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr, CHUNKS: tl.constexpr,
+            SPLITS: tl.constexpr, BELOW: tl.constexpr, FIRST: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr,
+            K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+            ROWS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A split of a layer's inputs: what the layer below gave, through its function, and its share of the sums."""
+    k = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    rows = tl.arange(0, ROWS)[:, None]
+    outs = tl.arange(0, OUTS)[None, :]
+    centre = tl.zeros((ROWS, OUTS), tl.float32)
+    variance = tl.zeros((ROWS, OUTS), tl.float32)
+    for chunk in range(CHUNKS):
+        first = (split * CHUNKS + chunk) * TILE
+        cols = first + tl.arange(0, TILE)[None, :]
+        ok = (rows < R) & (cols < IN)
+        if FIRST:
+            h = tl.load(x + (k * B + rows % B) * IN + cols, mask=ok, other=0.0)
+        else:
+            o, c = _output(mean, rho, below, noise, k, rows, cols, ok, bias_at, noise_at, stride,
+                           K, P, NORMALS, R, B, IN, BELOW, BIAS)  # fmt: skip
+            if ACT == "relu":
+                h = tl.maximum(o, 0.0)
+            elif ACT == "tanh":
+                h = 2.0 / (1.0 + tl.exp(-2.0 * o)) - 1.0
+            else:
+                h = 1.0 / (1.0 + tl.exp(-o))
+            h = tl.where(ok, h, 0.0)
+            tl.store(seen + (k * R + rows) * IN + cols, h, mask=ok)
+            tl.store(slope + (k * R + rows) * IN + cols, c, mask=ok)
+        down = first + tl.arange(0, TILE)[:, None]
+        held = (down < IN) & (outs < OUT)
+        at = k * P + weight_at + outs * IN + down
+        m = tl.load(mean + at, mask=held, other=0.0)
+        s, _ = _softplus(tl.load(rho + at, mask=held, other=-100.0))
+        centre = tl.dot(h, m, centre, input_precision=PRECISION)
+        variance = tl.dot(h * h, s * s, variance, input_precision=PRECISION)
+    ok = (rows < R) & (outs < OUT)
+    at = ((split * K + k) * R + rows) * OUT + outs
+    tl.store(sums + at, centre, mask=ok)
+    tl.store(sums + SPLITS * K * R * OUT + at, variance, mask=ok)
+
+
+@triton.jit
+def head(mean, rho, sums, noise, y, counts, live, down, spread, loss, steps, bias_at, noise_at, stride, sigma,
+         OUT: tl.constexpr, OUTS: tl.constexpr, BELOW: tl.constexpr, BIAS: tl.constexpr, CLASSES: tl.constexpr,
+         MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr,
+         B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The loss of each row, its slopes in the last layer's means and variances, and the loss of the client."""
+    k = tl.program_id(0).to(tl.int64)
+    rows = tl.arange(0, ROWS)[:, None]
+    outs = tl.arange(0, OUTS)[None, :]
+    ok = (rows < R) & (outs < OUT)
+    o, c = _output(mean, rho, sums, noise, k, rows, outs, ok, bias_at, noise_at, stride,
+                   K, P, NORMALS, R, B, OUT, BELOW, BIAS)  # fmt: skip
+    count = B * 1.0
+    counted = rows < R
+    if MASKED:
+        count = tl.load(counts + k).to(tl.float32)
+        counted = counted & (tl.load(live + k * B + rows % B, mask=rows < R, other=0) != 0)
+    if CLASSES:
+        target = tl.load(y + k * B + rows % B, mask=rows < R, other=0)
+        o = tl.where(outs < OUT, o, float("-inf"))
+        most = tl.max(o, 1)[:, None]
+        e = tl.exp(o - most)
+        total = tl.sum(e, 1)[:, None]
+        mine = outs == target
+        nll = tl.log(total) + most - tl.sum(tl.where(mine, o, 0.0), 1)[:, None]
+        d = e / total - tl.where(mine, 1.0, 0.0)
+    else:
+        wanted = tl.load(y + (k * B + rows % B) * OUT + outs, mask=ok, other=0.0).to(tl.float32)
+        error = tl.where(ok, (o - wanted) / sigma, 0.0)
+        each = tl.where(ok, 0.5 * error * error + tl.log(sigma) + 0.9189385332046727, 0.0)
+        nll = tl.sum(each, 1)[:, None]
+        d = error / sigma
+    each = 1.0 / (tl.maximum(count, 1.0) * (R // B))
+    d = tl.where(counted & ok, d * each, 0.0)
+    at = (k * R + rows) * OUT + outs
+    tl.store(down + at, d, mask=ok)
+    tl.store(spread + at, tl.where(counted & ok, d * c, 0.0), mask=ok)
+    if count > 0:
+        tl.store(loss + k, tl.load(loss + k) + tl.sum(tl.where(counted, nll, 0.0)) * each)
+        tl.store(steps + k, tl.load(steps + k) + 1.0)
+
+
+@triton.jit
+def _moved(value, velocity, slope, at, ok, rate, MOMENTUM: tl.constexpr):
+    """A step of gradient descent, its velocity kept."""
+    if MOMENTUM > 0:
+        slope += MOMENTUM * tl.load(velocity + at, mask=ok, other=0.0)
+        tl.store(velocity + at, slope, mask=ok)
+    return value - rate * slope
+
+
+@triton.jit
+def _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, m, r, s, bend, gm, gv, at, prior_at,
+            ok, held, k, weight, rate, prior_stride, FIXED: tl.constexpr, MOMENTUM: tl.constexpr):  # fmt: skip
+    """Means and rhos after a step: the gradients of the loss, and those of the KL by hand."""
+    if FIXED:
+        m0 = 0.0
+        s0 = tl.load(prior_scale + k * prior_stride) + tl.zeros(m.shape, tl.float32)
+    else:
+        m0 = tl.load(prior_mean + prior_at, mask=held, other=0.0)
+        s0 = tl.load(prior_scale + prior_at, mask=held, other=1.0)
+    precision = 1.0 / (s0 * s0)
+    slope_mean = gm + weight * precision * (m - m0)
+    slope_rho = (2.0 * s * gv + weight * (s * precision - 1.0 / s)) * bend
+    tl.store(mean + at, _moved(m, velocity_mean, slope_mean, at, ok, rate, MOMENTUM), mask=ok)
+    tl.store(rho + at, _moved(r, velocity_rho, slope_rho, at, ok, rate, MOMENTUM), mask=ok)
+
+
+@triton.jit
+def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, seen, slope, down, spread, lower_down,
+             lower_spread, counts, weights, rates, weight_at, bias_at, weight_stride, rate_stride, prior_stride,
+             scale_stride,
+             IN: tl.constexpr, OUT: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr, FIRST: tl.constexpr,
+             BIAS: tl.constexpr, ACT: tl.constexpr, FIXED: tl.constexpr, MOMENTUM: tl.constexpr,
+             MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr,
+             B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A tile of a layer's weights moves a step; the slopes of its inputs go to the layer below."""
+    k = tl.program_id(0).to(tl.int64)
+    rows = tl.arange(0, ROWS)[:, None]
+    outs = tl.arange(0, OUTS)
+    cols = tl.program_id(1) * TILE + tl.arange(0, TILE)[None, :]
+    weight = tl.load(weights + k * weight_stride)
+    rate = tl.load(rates + k * rate_stride)
+    fine = (rows < R) & (outs[None, :] < OUT)
+    given = (k * R + rows) * OUT + outs[None, :]
+    dm = tl.load(down + given, mask=fine, other=0.0)
+    dv = tl.load(spread + given, mask=fine, other=0.0)
+    ok = (rows < R) & (cols < IN)
+    if FIRST:
+        h = tl.load(seen + (k * B + rows % B) * IN + cols, mask=ok, other=0.0)
+    else:
+        h = tl.load(seen + (k * R + rows) * IN + cols, mask=ok, other=0.0)
+    held = (outs[:, None] < OUT) & (cols < IN)
+    inside = weight_at + outs[:, None] * IN + cols
+    at = k * P + inside
+    m = tl.load(mean + at, mask=held, other=0.0)
+    r = tl.load(rho + at, mask=held, other=0.0)
+    s, bend = _softplus(r)
+    gm = tl.dot(tl.trans(dm), h, input_precision=PRECISION)
+    gv = tl.dot(tl.trans(dv), h * h, input_precision=PRECISION)
+    if not FIRST:
+        wide = tl.dot(dv, tl.where(held, s * s, 0.0), input_precision=PRECISION)
+        d = tl.dot(dm, m, input_precision=PRECISION) + 2.0 * h * wide
+        if ACT == "relu":
+            d = tl.where(h > 0, d, 0.0)
+        elif ACT == "tanh":
+            d = d * (1.0 - h * h)
+        else:
+            d = d * h * (1.0 - h)
+        below = (k * R + rows) * IN + cols
+        tl.store(lower_down + below, d, mask=ok)
+        tl.store(lower_spread + below, d * tl.load(slope + below, mask=ok, other=0.0), mask=ok)
+    moves = held
+    if MASKED:
+        moves = held & (tl.load(counts + k + tl.zeros(held.shape, tl.int32)) > 0)
+    _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, m, r, s, bend, gm, gv, at,
+            k * prior_stride + inside, moves, held, k, weight, rate, scale_stride, FIXED, MOMENTUM)  # fmt: skip
+    if BIAS:  # noqa: SIM102  (the compiler knows this one)
+        if tl.program_id(1) == 0:
+            held = outs < OUT
+            moves = held
+            if MASKED:
+                moves = held & (tl.load(counts + k + tl.zeros(held.shape, tl.int32)) > 0)
+            inside = bias_at + outs
+            at = k * P + inside
+            m = tl.load(mean + at, mask=held, other=0.0)
+            r = tl.load(rho + at, mask=held, other=0.0)
+            s, bend = _softplus(r)
+            _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, m, r, s, bend, tl.sum(dm, 0),
+                    tl.sum(dv, 0), at, k * prior_stride + inside, moves, held, k, weight, rate, scale_stride,
+                    FIXED, MOMENTUM)  # fmt: skip
