@@ -13,7 +13,7 @@ from torch import nn
 import fedbayes as fb
 from fedbayes.clients.client import Batch, Info
 from fedbayes.clients.optimisers import adam, sgd
-from fedbayes.clients.variational import KL_WEIGHTS, initial_scale, variational
+from fedbayes.clients.variational import KL_WEIGHTS, VariationalStep, initial_scale, variational
 from fedbayes.data import from_clients
 from fedbayes.engine.batches import schedule
 from fedbayes.federation.round import open_round
@@ -47,9 +47,7 @@ class Case:
         self.model = Model.of(_net(), categorical())
         self.x, self.y = _data()
         self.made = plan(self.model, "model", self.x, estimator)
-        self.client = variational(
-            self.model, self.made, optimiser=sgd(), epochs=1, batch=5, train_draws=draws, kl=kl, prior=prior
-        )
+        self.client = variational(VariationalStep(self.model, self.made, sgd(), 1, draws, kl, prior), batch=5)
         g = torch.Generator().manual_seed(2)
         size = self.model.layouts["model"].size
         mean = torch.randn(size, generator=g, dtype=torch.float64)
@@ -106,7 +104,7 @@ def test_a_step_on_fixed_noise_equals_an_independent_implementation(estimator, n
 def test_draws_one_after_another_equal_draws_at_once(estimator):
     together, apart = Case(estimator, 3), Case(estimator, 3)
     one = apart.made._replace(stacks=False)
-    apart.client = variational(apart.model, one, optimiser=sgd(), epochs=1, batch=5, train_draws=3)
+    apart.client = variational(VariationalStep(apart.model, one, sgd(), 1, draws=3), batch=5)
     moved = [case.step(case.client.start({}, case.info)).vectors for case in (together, apart)]
     for name in ("mean", "rho"):
         torch.testing.assert_close(moved[0][name], moved[1][name], rtol=1e-10, atol=1e-12)
@@ -190,7 +188,7 @@ def test_long_training_reaches_the_exact_mean_field_posterior_of_a_conjugate_mod
 
     model = Model.of(nn.Linear(2, 1, bias=False).double(), normal(0.5), prepare=lambda rows: rows)
     made = plan(model, "model", x, estimator)
-    client = variational(model, made, optimiser=adam(), epochs=1, batch=40, train_draws=8, kl="1/n", prior="fixed")
+    client = variational(VariationalStep(model, made, adam(), 1, draws=8, kl="1/n", prior="fixed"), batch=40)
     first = Gaussian(torch.zeros(2).double(), torch.full((2,), 0.3).double(), model.layouts["model"])
     start = Info({"model": first}, {}, torch.tensor(0), torch.tensor(40), (torch.tensor(1),))
     state = client.start({}, start)

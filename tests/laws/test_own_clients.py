@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import fedbayes as fb
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.clients.point import PointStep, point
-from fedbayes.clients.variational import variational
+from fedbayes.clients.variational import VariationalStep, variational
 from fedbayes.data import Clients, from_clients
 from fedbayes.errors import InputError
 from fedbayes.methods import METHODS
@@ -45,16 +45,10 @@ def same_point(model: Model, *, epochs: int, batch: int, optimiser: str, momentu
 
 
 def same_variational(model: Model, *, prior: str, kl: str, estimator: str, train_draws: int, **options: Any) -> Client:
-    return variational(
-        model,
-        plan(model, "model", batch_like(sites().data.x[:1], options["batch"]), estimator),
-        optimiser=optimiser_named("sgd", FAST["momentum"]),
-        epochs=options["epochs"],
-        batch=options["batch"],
-        train_draws=train_draws,
-        kl=kl,
-        prior=prior,
-    )
+    made = plan(model, "model", batch_like(sites().data.x[:1], options["batch"]), estimator)
+    optimiser = optimiser_named("sgd", FAST["momentum"])
+    step = VariationalStep(model, made, optimiser, options["epochs"], train_draws, kl, prior)
+    return variational(step, options["batch"])
 
 
 def gaussian_client(model: Model, *, epochs: int, batch: int, optimiser: str, momentum: float, **more: Any) -> Client:

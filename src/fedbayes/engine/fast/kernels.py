@@ -202,15 +202,14 @@ def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, se
             k * prior_stride + inside, moves, held, k, weight, rate, scale_stride, FIXED, MOMENTUM)  # fmt: skip
     if BIAS:  # noqa: SIM102  (the compiler knows this one)
         if tl.program_id(1) == 0:
-            held = outs < OUT
-            moves = held
+            own = bias_at + outs
+            there = outs < OUT
+            b = tl.load(mean + k * P + own, mask=there, other=0.0)
+            q = tl.load(rho + k * P + own, mask=there, other=0.0)
+            t, turn = _softplus(q)
+            shifts = there
             if MASKED:
-                moves = held & (tl.load(counts + k + tl.zeros(held.shape, tl.int32)) > 0)
-            inside = bias_at + outs
-            at = k * P + inside
-            m = tl.load(mean + at, mask=held, other=0.0)
-            r = tl.load(rho + at, mask=held, other=0.0)
-            s, bend = _softplus(r)
-            _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, m, r, s, bend, tl.sum(dm, 0),
-                    tl.sum(dv, 0), at, k * prior_stride + inside, moves, held, k, weight, rate, scale_stride,
+                shifts = there & (tl.load(counts + k + tl.zeros(there.shape, tl.int32)) > 0)
+            _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, b, q, t, turn, tl.sum(dm, 0),
+                    tl.sum(dv, 0), k * P + own, k * prior_stride + own, shifts, there, k, weight, rate, scale_stride,
                     FIXED, MOMENTUM)  # fmt: skip
