@@ -152,7 +152,7 @@ def _padded(count: int) -> int:
 
 
 def _precision() -> str:
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def _by_client(value: Tensor) -> Tensor:
