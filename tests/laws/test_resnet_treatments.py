@@ -73,7 +73,7 @@ def test_group_norm_and_augmentation_agree_too():
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 def test_a_step_is_one_graph_for_the_compiler(monkeypatch, method, sizes):
     """Traced as compilation does it, two rounds of it; machine code of it would take a minute."""
-    monkeypatch.setattr(torch._inductor, "compile", lambda traced, inputs: traced)
+    monkeypatch.setattr(torch._inductor, "compile", lambda traced, inputs, **options: traced)
     traced, eager = (trained(method, "stacked", sizes, compile=m) for m in ("on", "off"))
     assert all("notes" not in record for record in traced.journal), traced.journal
     same(traced, eager, 1e-8)

@@ -77,7 +77,7 @@ def test_a_run_that_memory_was_once_too_short_for_goes_on_in_small_chunks(device
 
 
 def test_a_compiled_program_keeps_the_seats_that_it_had(sizes, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs: graph)
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs, **options: graph)
     # Who drops out is drawn by round: the first cohort is larger than those after the cut.
     x = replace(FAST, compile="on", dropout=0.5, seed=8, personal_every=0)
     whole = run(x, tmp_path / "whole")["feduab"]

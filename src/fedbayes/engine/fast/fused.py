@@ -25,7 +25,9 @@ PROGRAMS = 400  # about as many keep a large GPU busy
 
 
 def available() -> bool:
-    """Whether Triton is there to make the kernels."""
+    """Whether Triton is there to make the kernels, and products may be TF32's: in float32 compiled steps are faster."""
+    if torch.get_float32_matmul_precision() == "highest":
+        return False
     try:
         import triton  # noqa: F401
     except ImportError:
