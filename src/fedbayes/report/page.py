@@ -10,6 +10,7 @@ from pathlib import Path
 from fedbayes.report.certainty import calibration, intervals, plane, retained
 from fedbayes.report.drawing import page_style, svg
 from fedbayes.report.gallery import gallery, three
+from fedbayes.report.influence import influence
 from fedbayes.report.labelling import labelling
 from fedbayes.report.learning import costs, curves, key
 from fedbayes.report.material import Card, Figure, Material, Section
@@ -31,6 +32,7 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     plane,
     gallery,
     clients,
+    influence,
     costs,
     settings,
 )
