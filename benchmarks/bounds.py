@@ -56,7 +56,7 @@ def seconds_of(case: str, turns: int, device: str, **bounds: Any) -> Iterator[fl
 
 def unseen(*given: Any) -> torch.Tensor:
     """In the place of a client's figures: nothing."""
-    return torch.zeros(0, dtype=torch.float64, device=given[2].n.device)
+    return torch.zeros(0, dtype=torch.float64, device=given[1].parts["model"].mean.device)
 
 
 def measure(case: str, turns: int, device: str) -> dict[str, float]:
@@ -68,7 +68,7 @@ def measure(case: str, turns: int, device: str) -> dict[str, float]:
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(turns):
-        with mock.patch("fedbayes.engine.outcomes.figures_of", unseen):
+        with mock.patch("fedbayes.federation.round.figures_of", unseen):
             times["bare"].append(next(ways["bare"]))
         for name in ("seen", "bounded"):
             times[name].append(next(ways[name]))

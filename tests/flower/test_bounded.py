@@ -36,6 +36,7 @@ def test_bounded_rounds_are_the_loop_engines_in_the_clear_and_under_masks(
     tiny: Experiment, tmp_path: Path, method: str, bounds: str
 ) -> None:
     pytest.importorskip("flwr")
+    tiny = replace(tiny, partition="dirichlet", partition_options={"alpha": 2.0})  # clients of unequal size
     x = replace(tiny, method=method, clients=4, **BOUNDS[bounds])
     near = run_here(replace(x, engine="loop"), tmp_path / "near")[method]
     free = run_here(replace(tiny, method=method, clients=4, engine="loop"), tmp_path / "free")[method]

@@ -10,7 +10,17 @@ from torch import nn
 import fedbayes as fb
 from fedbayes.data import Clients, from_clients
 from fedbayes.errors import InputError
-from fedbayes.federation.program import AT_SERVER, SERVER, Context, FederationState, Order, Program, Stage, Transform
+from fedbayes.federation.program import (
+    AT_SERVER,
+    SERVER,
+    Context,
+    FederationState,
+    Order,
+    Passed,
+    Program,
+    Stage,
+    Transform,
+)
 from fedbayes.federation.round import open_round
 from fedbayes.federation.rules import RULES, combining
 from fedbayes.federation.schedule import Scheduler
@@ -48,12 +58,12 @@ def one_round(engine: str, method: fb.methods.Method, rounds: int = 1) -> Run:
     return run
 
 
-def clip(parts: Parts, start: Parts, options: Any) -> Parts:
+def clip(parts: Parts, start: Parts, options: Any) -> Passed:
     """The change of each upload, made shorter than a bound."""
     q, old = parts["model"], start["model"].mean
     change = q.mean - old
     factor = (BOUND / change.norm()).clamp(max=1)
-    return {**parts, "model": Point(old + factor * change, q.layout)}
+    return Passed({**parts, "model": Point(old + factor * change, q.layout)})
 
 
 @pytest.mark.parametrize("engine", ENGINES)

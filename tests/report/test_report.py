@@ -20,12 +20,20 @@ VOID = {"meta", "link", "img", "input"}
 FIGURES = (
     *("learning-accuracy", "learning-nll", "learning-ece", "retention-entropy", "retention-aleatoric"),
     *("retention-epistemic", "retention-mutual_information", "roc-noise-entropy", "clients-spread", "clients-0"),
+    *("influence-share", "influence-change"),
     *("cost-bytes", "cost-time", "reliability-0-fedavg", "reliability-1-feduab", "plane-0-fedavg", "plane-1-feduab"),
     "ood-noise-epistemic-1-feduab",
 )
 SECTIONS = (
     *("Scores on the test set", "Learning curves", "Three predictions", "Reliability", "Retention"),
-    *("Out of distribution", "The uncertainty plane", "Gallery", "Clients", "Communication and time"),
+    *(
+        "Out of distribution",
+        "The uncertainty plane",
+        "Gallery",
+        "Clients",
+        "Who moved the model",
+        "Communication and time",
+    ),
 )
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.clock import SUM, share
 from fedbayes.engine.batches import schedule, steps_in_epoch
-from fedbayes.federation.influence import by_client, figures_of
-from fedbayes.federation.program import Contribution, Figures, Order, Outcome, OwnState, Program, Store, Terms, nothing
-from fedbayes.federation.round import LEFT_OUT, contribute, summed
+from fedbayes.federation.influence import by_client
+from fedbayes.federation.program import Contribution, Figures, Order, Outcome, OwnState, Program, Store, nothing
+from fedbayes.federation.round import LEFT_OUT, Term, contribute, summed
 from fedbayes.federation.sums import Totals, added_to, apart
 from fedbayes.noise import Tape, normals, seeded
 
@@ -37,12 +37,12 @@ class Loop:
         for k in order.cohort:
             upload, info = self.client(program, order, k, own(k))
             with share(SUM):
-                terms, finite = _terms(program, upload, info)
+                terms, finite, figures = _term(program, upload, info)
             after()
             if not bool(finite):
                 left_out[k] = LEFT_OUT
                 continue
-            influence |= by_client([k], [figures_of(program, upload, info, terms).tolist()])
+            influence |= by_client([k], [figures.tolist()])
             if program.needs_uploads:
                 uploads.append(Contribution(k, upload.parts, info.n, order.version))
             if terms := summed(program, terms):
@@ -93,7 +93,7 @@ class Loop:
         return self._normals[key][1]
 
 
-def _terms(program: Program, upload: Upload, info: Info) -> tuple[Terms, Tensor]:
+def _term(program: Program, upload: Upload, info: Info) -> Term:
     if program.needs_uploads:  # the weight is not known yet: one stands in, only finiteness is asked
         return contribute(program, upload, info, torch.ones((), dtype=torch.float64))
     return contribute(program, upload, info)

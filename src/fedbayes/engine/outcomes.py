@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from fedbayes.clients.client import Info, Upload
 from fedbayes.clock import SUM, share
 from fedbayes.engine.together import Clients, take
-from fedbayes.federation.influence import by_client, figures_of
+from fedbayes.federation.influence import by_client
 from fedbayes.federation.program import Contribution, Outcome, Program, Terms
 from fedbayes.federation.round import LEFT_OUT, contribute, summed
 from fedbayes.federation.sums import Totals, added_to, apart, by_bucket
@@ -69,8 +69,7 @@ def _outcomes(
     one = torch.ones((), dtype=torch.float64, device=info.n.device) if program.needs_uploads else None
 
     def term(upload: Upload, info: Info) -> tuple[Terms, Tensor]:
-        terms, finite = contribute(program, upload, info, one)
-        figures = figures_of(program, upload, info, terms)
+        terms, finite, figures = contribute(program, upload, info, one)
         return summed(program, terms), torch.cat([finite.double()[None], figures])
 
     terms, told = together.over(term, (0, together.info))(uploads, info)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from fedbayes.errors import InputError
-from fedbayes.federation.changes import CAP, CLIP, ROWS, bound_of, change_of, started, trained_parts
-from fedbayes.federation.program import COUNTS, Context, Program, Stage, Transform
-from fedbayes.federation.rules import Statistics
+from fedbayes.federation.changes import CAP, CLIP, ROWS, Change, bound_of, change_of, started, trained_parts
+from fedbayes.federation.program import COUNTS, Context, Passed, Program, Stage, Transform
 from fedbayes.posterior.values import Gaussian, Parts, Point, Posterior
 
 MILD = 10.0  # the cap of precision that is on by default where clients are strangers
@@ -102,8 +101,11 @@ def capped(q: Posterior, start: Posterior, cap: Tensor | float) -> Posterior:
     """q with at most `cap` times the precision that it started from, for each weight: s >= s_0 / sqrt(cap)."""
     if not (isinstance(q, Gaussian) and isinstance(start, Gaussian)):
         return q
-    least = start.scale.double() / torch.as_tensor(cap, dtype=torch.float64, device=q.mean.device).sqrt()
-    return replace(q, scale=torch.where(q.scale < least, least.to(q.scale.dtype), q.scale))
+    return replace(q, scale=torch.maximum(q.scale, _least(start, cap)))
+
+
+def _least(start: Gaussian, cap: Tensor | float) -> Tensor:
+    return start.scale * torch.as_tensor(cap, dtype=torch.float64, device=start.scale.device).rsqrt().to(start.scale)
 
 
 def clipped(q: Posterior, start: Posterior, bound: Tensor | float) -> Posterior:
@@ -112,44 +114,52 @@ def clipped(q: Posterior, start: Posterior, bound: Tensor | float) -> Posterior:
     u = (d, log l): the mean moves a part of the way, and so does the logarithm of the scale. What is within the bound
     stays as it is, to the bit.
     """
-    change = change_of(q, start)
-    share = torch.as_tensor(bound, dtype=torch.float64, device=q.mean.device) / change.size
-    beyond = share < 1
-    share = share.clamp(max=1)
-    unit = start.scale.double() if change.log_precision is not None and isinstance(start, Gaussian) else 1.0
-    mean = (start.mean.double() + unit * share[..., None] * change.shift).to(q.mean.dtype)
+    return _shortened(q, start, change_of(q, start), bound)
+
+
+def _shortened(q: Posterior, start: Posterior, change: Change, bound: Tensor | float) -> Posterior:
+    within = torch.as_tensor(bound, dtype=torch.float64, device=q.mean.device)
+    share = torch.where(change.size > within, within / change.size, 1.0)[..., None].to(q.mean.dtype)
     point: Any = q
-    made = replace(point, mean=torch.where(beyond[..., None], mean, q.mean))
-    if change.log_precision is None:
+    made = replace(point, mean=torch.lerp(start.mean, q.mean, share))
+    if change.log_scale is None:
         return made
-    scale = (unit * (-share[..., None] * change.log_precision / 2).exp()).to(q.mean.dtype)
-    return replace(made, scale=torch.where(beyond[..., None], scale, made.scale))
+    return replace(made, scale=made.scale * ((share - 1) * change.log_scale).exp())
 
 
-def _capped(parts: Parts, start: Parts, options: Mapping[str, Any]) -> Parts:
-    return {part: capped(q, start[part], options[CAP]) if part in start else q for part, q in parts.items()}
+def _capped(parts: Parts, start: Parts, options: Mapping[str, Any]) -> Passed:
+    sent, shares = dict(parts), {}
+    for part, q in parts.items():
+        was = start.get(part)
+        if isinstance(q, Gaussian) and isinstance(was, Gaussian):
+            sent[part] = capped(q, was, options[CAP])
+            shares[part] = (_least(was, options[CAP]) > q.scale).double().mean(-1)
+    return Passed(sent, capped=shares)
 
 
-def _clipped(parts: Parts, start: Parts, options: Mapping[str, Any]) -> Parts:
-    return {
-        part: clipped(q, start[part], options[bound_of(part)]) if bound_of(part) in options else q
-        for part, q in parts.items()
-    }
+def _clipped(parts: Parts, start: Parts, options: Mapping[str, Any]) -> Passed:
+    sent, sizes = dict(parts), {}
+    for part, q in parts.items():
+        if bound_of(part) in options:
+            change = change_of(q, start[part])
+            sizes[part] = change.size
+            sent[part] = _shortened(q, start[part], change, options[bound_of(part)])
+    return Passed(sent, sizes=sizes, clipped={part: size > options[bound_of(part)] for part, size in sizes.items()})
+
+
+def _clipped_and_counted(parts: Parts, start: Parts, options: Mapping[str, Any]) -> Passed:
+    passed = _clipped(parts, start, options)
+    return passed._replace(counts={part: bins_of(size) for part, size in passed.sizes.items()})
 
 
 def _fewer(n: Tensor, options: Mapping[str, Any]) -> Tensor:
     return n.double().clamp(max=options[ROWS])
 
 
-def _counts(parts: Parts, start: Parts, options: Mapping[str, Any]) -> Statistics:
-    """A one in the bin of the size of each part's change."""
-    return {part: bins_of(change_of(q, start[part]).size) for part, q in parts.items() if bound_of(part) in options}
-
-
 # One of each for all programs, so that members of a sweep that differ in numbers alone are bounded as one.
 CAPPED = Transform("cap of precision", upload=_capped)
 CLIPPED = Transform("clip of the change", upload=_clipped)
-CLIPPED_AND_COUNTED = Transform("clip of the change, counted", upload=_clipped, counts=_counts)
+CLIPPED_AND_COUNTED = Transform("clip of the change, counted", upload=_clipped_and_counted)
 CAPPED_ROWS = Transform("cap of rows", rows=_fewer)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedbayes.federation.program import Program
@@ -20,7 +21,7 @@ CAP, CLIP, ROWS = "cap_precision", "clip_change", "cap_rows"  # names of bounds 
 def started(program: Program, broadcast: Parts, options: Mapping[str, Any]) -> Parts:
     """What clients started from: the broadcast, as a point where terms are in units of points."""
     reference = program.pooling.reference(broadcast, options)
-    return {part: q if type(q) is type(reference[part]) else reference[part] for part, q in broadcast.items()}
+    return {p: q if type(q) is type(reference.get(p, q)) else reference[p] for p, q in broadcast.items()}
 
 
 def trained_parts(program: Program) -> list[str]:
@@ -34,22 +35,21 @@ def bound_of(part: str) -> str:
 
 
 class Change(NamedTuple):
-    """How far a posterior is from where it started: of the mean d, and of normals the log precision, in float64."""
+    """How far a posterior is from where it started."""
 
-    shift: Tensor
-    log_precision: Tensor | None
-
-    @property
-    def size(self) -> Tensor:
-        """The root of the mean square of all entries."""
-        pieces = [self.shift] if self.log_precision is None else [self.shift, self.log_precision]
-        return (sum(t.square().mean(-1) for t in pieces) / len(pieces)).sqrt()  # type: ignore[union-attr]
+    size: Tensor  # the root of the mean square of (d, log l), of points of d; in float64
+    log_scale: Tensor | None  # of normals: log(s / s_0) = -log(l) / 2 of each weight
 
 
 def change_of(q: Posterior, start: Posterior) -> Change:
-    """The change of q in units of where it started."""
-    d = q.mean.double() - start.mean.double()
+    """The change of q in units of where it started, in q's own precision: it costs a few passes over the weights."""
+    d = q.mean - start.mean
     if not (isinstance(q, Gaussian) and isinstance(start, Gaussian)):
-        return Change(d, None)
-    scale = start.scale.double()
-    return Change(d / scale, 2 * (scale / q.scale.double()).log())
+        return Change(_square(d).sqrt(), None)
+    log_scale = (q.scale / start.scale).log()
+    return Change(((_square(d / start.scale) + 4 * _square(log_scale)) / 2).sqrt(), log_scale)
+
+
+def _square(t: Tensor) -> Tensor:
+    """The mean square."""
+    return torch.linalg.vector_norm(t, dim=-1).double().square() / t.shape[-1]

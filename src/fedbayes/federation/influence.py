@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedbayes.clients.client import Info, Upload
-from fedbayes.federation.changes import CAP, bound_of, change_of, started, trained_parts
-from fedbayes.federation.program import Figures, Program, Terms
+from fedbayes.federation.changes import change_of, trained_parts
+from fedbayes.federation.program import Figures, Passed, Program, Terms
+from fedbayes.posterior.values import Parts
 
 
 def is_shown(program: Program) -> bool:
@@ -18,25 +18,18 @@ def is_shown(program: Program) -> bool:
     return program.prediction.part in program.pooling.rules
 
 
-def figures_of(program: Program, upload: Upload, info: Info, terms: Terms) -> Tensor:
-    """The figures of an upload [4], or none [0] where nothing is pooled; `terms` are what `contribute` made of it."""
+def figures_of(program: Program, passed: Passed, start: Parts, terms: Terms) -> Tensor:
+    """The figures of an upload [4], or none [0] where nothing is pooled; `terms` are what was made of it."""
+    device = start[program.prediction.part].mean.device
     if not is_shown(program):
-        return torch.zeros(0, dtype=torch.float64, device=info.n.device)
-    start = started(program, info.broadcast, info.options)
-    zero = torch.zeros((), dtype=torch.float64, device=info.n.device)
-    sizes, above, clipped = [], [], zero
-    for part in trained_parts(program):
-        if part not in start:
-            continue
-        change = change_of(upload.parts[part], start[part])
-        sizes.append(change.size)
-        if change.log_precision is not None and CAP in info.options:
-            most = torch.as_tensor(info.options[CAP], dtype=torch.float64, device=zero.device).log()
-            above.append((change.log_precision > most).double().mean(-1))
-            change = change._replace(log_precision=torch.minimum(change.log_precision, most))
-        if bound_of(part) in info.options:
-            clipped = torch.maximum(clipped, (change.size > info.options[bound_of(part)]).double())
-    capped = torch.stack(above).mean() if above else zero
+        return torch.zeros(0, dtype=torch.float64, device=device)
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    sizes = [
+        passed.sizes[part] if part in passed.sizes else change_of(passed.parts[part], start[part]).size
+        for part in trained_parts(program)
+    ]
+    capped = torch.stack([*passed.capped.values()]).mean() if passed.capped else zero
+    clipped = torch.stack([*passed.clipped.values()]).any().double() if passed.clipped else zero
     return torch.stack([torch.stack(sizes).amax(), _claim(program, terms, zero + 1), capped, clipped])
 
 

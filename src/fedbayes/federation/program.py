@@ -61,9 +61,9 @@ class Contribution(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Of one client in one round, as it came, before any bound."""
+    """Of one client in one round."""
 
-    change: float  # rms of its change in units of the broadcast, of that part in which it moved farthest
+    change: float  # rms of its change, capped and not yet clipped, of that part in which it moved farthest
     claim: float  # what it counts by: its weight, times the precision where the rule weighs by that; as it is added
     capped: float  # share of its weights whose precision was above the cap
     clipped: float  # 1 where its change was shortened
@@ -92,18 +92,27 @@ class Gather(NamedTuple):
     reference: Callable[[Parts, Mapping[str, float]], Parts]
 
 
+class Passed(NamedTuple):
+    """An upload that has passed the channel, or a step of it; by part what was counted and seen of it there."""
+
+    parts: Parts
+    counts: Statistics = {}  # noqa: RUF012  (statistics that are added over clients; none of these is ever changed)
+    sizes: Mapping[str, Tensor] = {}  # of its change, where that was measured
+    capped: Mapping[str, Tensor] = {}  # the share of weights whose precision was above the cap
+    clipped: Mapping[str, Tensor] = {}  # whether the change was shortened
+
+
 class Transform(NamedTuple):
     """A step of the channel between a client and the server: on an upload as it leaves, on the sum as it arrives.
 
     `upload(parts, start, options)` is given what the client started from, in whose units its change is, and the round's
-    options. `rows` gives the rows for which a client counts, `counts` statistics that are added over clients.
+    options. `rows` gives the rows for which a client counts.
     """
 
     name: str
-    upload: Callable[[Parts, Parts, Mapping[str, Any]], Parts] = lambda parts, start, options: parts
+    upload: Callable[[Parts, Parts, Mapping[str, Any]], Passed] = lambda parts, start, options: Passed(parts)
     total: Callable[[Terms], Terms] = lambda terms: terms
     rows: Callable[[Tensor, Mapping[str, Any]], Tensor] = lambda n, options: n
-    counts: Callable[[Parts, Parts, Mapping[str, Any]], Statistics] = lambda parts, start, options: {}
 
 
 class Attacked(NamedTuple):

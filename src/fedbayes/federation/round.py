@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,10 +24,11 @@ from fedbayes.federation.program import (
     FederationState,
     Order,
     Outcome,
+    Passed,
     Program,
     Terms,
 )
-from fedbayes.federation.rules import RULES, Rule, Statistics, largest
+from fedbayes.federation.rules import RULES, Rule, largest
 from fedbayes.federation.sums import Totals, add_terms, added_to, apart, by_bucket
 from fedbayes.model.model import Model, is_static
 from fedbayes.noise import generator
@@ -92,23 +93,36 @@ def drawn(number: int, *, clients: int, seed: int) -> Tensor:
     return torch.randperm(clients, generator=generator(seed, number, "cohort"))
 
 
-def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | None = None) -> tuple[Terms, Tensor]:
-    """A client's term of the sum for each shared part, and whether all of it is finite."""
+class Term(NamedTuple):
+    """What a client adds to a round."""
+
+    terms: Terms  # of the sum, for each shared part
+    finite: Tensor  # whether all of it is
+    figures: Tensor  # what it does to the round (`Figures`), none where nothing is pooled
+
+
+def contribute(
+    program: Program, upload: Upload, info: Info, weight: Tensor | None = None, unit: float | None = None
+) -> Term:
+    """A client's term of the sum; `weight` stands in for its own, which may be in units of a typical one."""
     rules, part = program.pooling.rules, program.prediction.part
     reference = program.pooling.reference(info.broadcast, info.options)  # type: ignore[arg-type]
-    sent, counts = through_channel(program, upload.parts, info.broadcast, info.options)
+    start = started(program, info.broadcast, info.options)
+    passed = through_channel(program, upload.parts, start, info.options)
+    sent = passed.parts
     size = rows_counted(program, info.n, info.options)
     if weight is None:
         assert program.pooling.weighting.weigh is not None
         weight = program.pooling.weighting.weigh(sent[part], info.broadcast[part], size)
+        weight = weight if unit is None else weight / unit
     size = size.double()
     terms: Terms = {
         part: rule.encode(sent[part], size if is_static(part) else weight, reference[part])
         for part, rule in rules.items()
         if rule.combine is None
     }
-    if counts:
-        terms[COUNTS] = counts
+    if passed.counts:
+        terms[COUNTS] = passed.counts
     checked = [terms[part][key] for part in terms for key in terms[part]]
     for part in rules or upload.parts:  # personal models are not pooled: all of them is looked at
         q = upload.parts[part]
@@ -117,20 +131,16 @@ def contribute(program: Program, upload: Upload, info: Info, weight: Tensor | No
         if scale is not None:
             checked.append(torch.where(scale > 0, scale, torch.nan))
     finite = torch.stack([torch.isfinite(t).all() for t in checked if t.is_floating_point()]).all()
-    return terms, finite
+    return Term(terms, finite, figures_of(program, passed, start, terms))
 
 
-def through_channel(
-    program: Program, parts: Parts, broadcast: Parts, options: Mapping[str, Any]
-) -> tuple[Parts, Statistics]:
-    """An upload as it leaves its client: what each transform of the channel makes of it, and counts."""
-    counts: Statistics = {}
-    if program.pooling.channel:
-        start = started(program, broadcast, options)
-        for transform in program.pooling.channel:
-            counts |= transform.counts(parts, start, options)
-            parts = transform.upload(parts, start, options)
-    return parts, counts
+def through_channel(program: Program, parts: Parts, start: Parts, options: Mapping[str, Any]) -> Passed:
+    """An upload as it leaves its client: what each transform of the channel makes of it in turn, and has seen."""
+    passed = Passed(parts)
+    for transform in program.pooling.channel:
+        step = transform.upload(passed.parts, start, options)
+        passed = Passed(step.parts, *({**before, **more} for before, more in zip(passed[1:], step[1:])))
+    return passed
 
 
 def rows_counted(program: Program, n: Tensor, options: Mapping[str, Any]) -> Tensor:
@@ -145,9 +155,11 @@ def received(program: Program, order: Order, outcome: Outcome) -> Outcome:
     if not program.pooling.channel:
         return outcome
 
+    start = started(program, order.broadcast, order.options)
+
     def sent(u: Contribution) -> Contribution:
-        parts, _ = through_channel(program, u.parts, order.broadcast, order.options)
-        return u._replace(parts=parts, n=rows_counted(program, u.n, order.options))
+        passed = through_channel(program, u.parts, start, order.options)
+        return u._replace(parts=passed.parts, n=rows_counted(program, u.n, order.options))
 
     return outcome._replace(uploads=[sent(u) for u in outcome.uploads])
 
@@ -237,11 +249,9 @@ def as_told(program: Program, order: Order, outcome: Outcome) -> Outcome:
     one = torch.ones((), dtype=torch.float64, device=told[0].n.device)
     adds = not program._replace(pooling=program.pooling._replace(attacked=None)).needs_uploads
 
-    def term(parts: Parts, n: Tensor) -> tuple[Terms, Tensor, Tensor]:
+    def term(parts: Parts, n: Tensor) -> Term:
         info = Info(order.broadcast, order.options, torch.tensor(order.round), n, ())  # type: ignore[arg-type]
-        upload = Upload(parts, {}, {})
-        terms, finite = contribute(program, upload, info, None if adds else one)
-        return terms, finite, figures_of(program, upload, info, terms)
+        return contribute(program, Upload(parts, {}, {}), info, None if adds else one)
 
     rows = tree_map(lambda *leaves: torch.stack(leaves), *[(u.parts, u.n) for u in told])
     terms, finite, figures = torch.vmap(term)(*rows)
@@ -287,7 +297,7 @@ def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dic
     return parts, report
 
 
-def _over_buckets(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, float]]:
+def _over_buckets(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, Any]]:
     """The posterior of each bucket, and of those the robust rules'; parts without such a rule are one sum.
 
     A bucket whose posterior is not finite is left out.
@@ -305,7 +315,8 @@ def _over_buckets(program: Program, order: Order, outcome: Outcome) -> tuple[Par
         else:
             total = add_terms(program, ({part: terms[part]} for terms in outcome.buckets.values()))
             parts[part] = rules[part].decode(total[part], reference[part])
-    return parts, {"buckets": float(len(posteriors))}
+    seen = {"influence": shares(outcome.influence, {})} if outcome.influence else {}
+    return parts, {"buckets": float(len(posteriors)), **seen}
 
 
 def _finite(parts: Parts) -> bool:
@@ -331,7 +342,7 @@ def _terms_of(
 
     def term(u: Contribution, weight: Tensor) -> Terms:
         info = Info(order.broadcast, order.options, torch.tensor(order.round), u.n, ())  # type: ignore[arg-type]
-        return contribute(program, Upload(u.parts, {}, {}), info, weight)[0]
+        return contribute(program, Upload(u.parts, {}, {}), info, weight).terms
 
     return add_terms(program, map(term, uploads, weights)) if uploads else None
 

@@ -90,4 +90,4 @@ def like(program: Program, order: Order) -> Terms:
     options = {name: torch.tensor(v, dtype=mean.dtype) for name, v in order.options.items()}
     one = torch.ones((), dtype=torch.float64)
     info = Info(order.broadcast, options, torch.tensor(order.round), torch.tensor(1), ())
-    return contribute(program, Upload(program.pooling.uploaded(order.broadcast), {}, {}), info, one)[0]
+    return contribute(program, Upload(program.pooling.uploaded(order.broadcast), {}, {}), info, one).terms

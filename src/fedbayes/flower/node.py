@@ -67,8 +67,7 @@ class Node:
             assert isinstance(task.engine, Loop)  # which stands on each machine
             upload, info = task.engine.client(program, order, self.client, own)
         # The client looks itself: what is not finite need not travel, and its own state stays as it was.
-        _, finite = contribute(program, upload, info, torch.ones((), dtype=torch.float64))
-        if not bool(finite):
+        if not bool(contribute(program, upload, info, torch.ones((), dtype=torch.float64)).finite):
             raise Refused(LEFT_OUT)
         return Trained(upload, info, broadcast, own, lost)
 

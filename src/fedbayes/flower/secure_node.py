@@ -104,11 +104,8 @@ def masked(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
     bad = _take_boxes(node, secret, head)
     trained = node.trained(letter, kept)
     upload, info = trained.upload, trained.info
-    assert program.pooling.weighting.weigh is not None
-    main = program.prediction.part
     # Only ratios of weights matter to a rule: in units of a typical one their sums need few bits.
-    weight = program.pooling.weighting.weigh(upload.parts[main], info.broadcast[main], info.n) / head["weight_unit"]
-    terms, finite = contribute(program, upload, info, weight)
+    terms, finite, _ = contribute(program, upload, info, unit=head["weight_unit"])
     if not bool(finite):
         raise Refused("its weight was not finite")
     # A figure is only told: one that does not fit into the sum is no reason to leave the client out of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedbayes.clients.client import Info, Own, Upload
-from fedbayes.federation.influence import by_client, figures_of
+from fedbayes.federation.influence import by_client
 from fedbayes.federation.program import Contribution, Figures, Order, Outcome, Program
 from fedbayes.federation.round import LEFT_OUT, contribute, summed
 from fedbayes.federation.sums import Totals, added_to, apart
@@ -45,15 +45,14 @@ class Total:
     def _add(self, k: int, reply: Reply) -> None:
         program = self.program
         weight = torch.ones((), dtype=torch.float64) if program.needs_uploads else None
-        upload, info = Upload(reply.parts, {}, {}), self._info(reply)
-        term = guarded(k, contribute, program, upload, info, weight)
-        if isinstance(term, Refusal) or not bool(term[1]):
+        term = guarded(k, contribute, program, Upload(reply.parts, {}, {}), self._info(reply), weight)
+        if isinstance(term, Refusal) or not bool(term.finite):
             self.left_out[k] = term.reason if isinstance(term, Refusal) else LEFT_OUT
             return
         if program.needs_uploads:
             self.uploads.append(Contribution(k, reply.parts, torch.tensor(reply.rows)))
-        self.influence |= by_client([k], [figures_of(program, upload, info, term[0]).tolist()])
-        if terms := summed(program, term[0]):
+        self.influence |= by_client([k], [term.figures.tolist()])
+        if terms := summed(program, term.terms):
             added_to(self.totals, program, terms, self.buckets.get(k))
         # The state itself stays with the client; the server keeps after which round it was counted.
         self.own[k] = {"counted": torch.tensor(self.order.round)} if reply.own else {}

@@ -192,7 +192,7 @@ def _influence(task: Task, outcome: Outcome, rows: Mapping[int, influence.Row] |
         return {}
     if rows is None:
         return {"influence": {"hidden": influence.HIDDEN}}
-    sure = program.pooling.rules[program.prediction.part].weighs_precision
+    sure = program.pooling.rules[program.prediction.part].weighs_precision and not program.pooling.buckets
     named = {task.clients.name(k): row for k, row in rows.items()}
     return {"influence": influence.record_of(named, influence.PRECISION if sure else influence.WEIGHT)}
 
