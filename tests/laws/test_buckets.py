@@ -182,5 +182,5 @@ def test_a_bucket_that_is_not_finite_is_left_out() -> None:
     spoilt: Tensor = outcome.buckets[1]["model"]["mean"]
     spoilt.fill_(torch.inf)
     parts, report = pooled(task.program, order, outcome)
-    assert report == {"buckets": 2.0}
+    assert report["buckets"] == 2.0
     assert torch.isfinite(parts["model"].mean).all()
