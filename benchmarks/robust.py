@@ -6,6 +6,7 @@ Memory is what a rule needs beside the uploads, which it is given. `--weights` a
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import time
 from pathlib import Path
@@ -37,6 +38,7 @@ def uploads(clients: int, weights: int) -> list[Gaussian]:
 
 def measured(figures: Figures, what: str, pooling: Any, held: int) -> None:
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # or memory that an earlier rule has freed would hide what this one takes
     with Others() as others:
         start, busy = time.perf_counter(), time.process_time()
         q, memory = peak(pooling)

@@ -148,8 +148,8 @@ def test_engines_agree_under_every_robust_rule(method: str, name: str) -> None:
     key = "pooled" if method == "fedswag" else "rule"
     made = getattr(fb.methods, method)(epochs=1, batch=4, lr=0.05, optimiser="sgd", test_draws=2, **{key: name})
     runs = [
-        fb.fit(network(), clients(), method=made, rounds=2, evaluate_every=2, compile="off", **options)
-        for options in ({"engine": "loop"}, {"engine": "stacked"}, {"engine": "stacked", "at_once": 2})
+        fb.fit(network(), clients(), method=made, rounds=1, compile="off", **options)
+        for options in ({"engine": "loop"}, {"engine": "stacked", "at_once": 2})
     ]
     first = runs[0].progress.state.broadcast
     assert set(first) >= {"model", "buffers", "counters"}

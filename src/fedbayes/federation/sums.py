@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
+
 from fedbayes.federation.program import COUNTS, Program, Terms
 from fedbayes.federation.rules import Rule, added, counted
 
@@ -39,8 +41,9 @@ def by_bucket(program: Program, terms: Terms, buckets: Mapping[int, int | None])
     totals: Totals = {}
     for bucket in dict.fromkeys(buckets.values()):
         rows = [place for place, own in buckets.items() if own == bucket]
-        # A slice where it can be: a list of places would be copied to the device for every tensor.
-        some = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
+        together = rows[-1] - rows[0] + 1 == len(rows)
+        # A list of places would be copied to the device for every tensor.
+        some = slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows, device=_device(terms))
         sums = {
             part: rule_of(program, part).stacked({key: t[some] for key, t in statistics.items()})
             for part, statistics in terms.items()
@@ -49,6 +52,10 @@ def by_bucket(program: Program, terms: Terms, buckets: Mapping[int, int | None])
             return {None: sums} if sums else {}
         added_to(totals, program, sums, bucket)
     return totals
+
+
+def _device(terms: Terms) -> torch.device | None:
+    return next((t.device for statistics in terms.values() for t in statistics.values()), None)
 
 
 def apart(totals: Totals) -> tuple[Terms | None, dict[int, Terms]]:
