@@ -18,6 +18,10 @@ class Diverged(InputError):
     """No client of a round ended with finite weights, so training cannot go on."""
 
 
+class NotFinite(ValueError):
+    """Predictions that can't be scored: not all of them are numbers."""
+
+
 def unknown(what: str, name: object, known: Iterable[str]) -> InputError:
     """An error for a name that is not in a table, with the nearest one that is."""
     known = list(known)

@@ -148,3 +148,22 @@ def test_a_run_prints_as_a_short_summary(method):
     start = f"Run({method}: 3 clients of digits, 650 weights; 2 of 2 rounds; accuracy {accuracy:.4f}, nll "
     assert text.startswith(start)
     assert len(repr(run.personal(0))) < 500
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_posterior_whose_predictions_are_not_finite_has_diverged(engine):
+    """Clients that were told a lie of this size are finite themselves: what they predict is not."""
+    says = "round 1: what the posterior predicts is not finite; training diverged: try a smaller lr"
+    with pytest.raises(Diverged, match=says):
+        fb.fit(network(), sites(), method="fedavg", rounds=2, attack="ipm", attack_strength=1e30, engine=engine)
+
+
+def test_a_member_whose_predictions_are_not_finite_does_not_end_the_others(tmp_path):
+    experiment = Experiment(data="digits", clients=5, rounds=1, method="fedavg")
+    lying = replace(experiment, attack="ipm", options={"epochs": 1, "batch": 50}, engine="stacked")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runs = sweep(lying, ["attack_strength=0.5,1e36"], tmp_path)
+    last = {name: run.journal[-1] for name, run in runs.items()}
+    assert "test" in last["attack_strength=0.5"]
+    assert "diverged" in last["attack_strength=1e36"]

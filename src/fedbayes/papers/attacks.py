@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedbayes.errors import InputError
+from fedbayes.errors import InputError, NotFinite
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.papers.cells import Cell, Table
 from fedbayes.papers.drawing import heat_map, save, svg_of
@@ -101,10 +100,13 @@ def experiment_of(method: str, spread: str, defence: Defence, attack: Mapping[st
 
 
 def at_last(run: Run) -> dict[str, float]:
-    """Scores of the last posterior; of a run that diverged, of the one that it ended with."""
-    scores = run.scores()
-    nll = scores["nll"]
-    return {"accuracy": scores["accuracy"], "nll": min(nll, WORST_NLL) if math.isfinite(nll) else WORST_NLL}
+    """Scores of the last posterior; of a run that diverged, of the one that it ended with, or those of chance."""
+    diverged = float(bool(run.journal) and "diverged" in run.journal[-1])
+    try:
+        scores = run.scores()
+    except NotFinite:
+        return {"accuracy": 1 / run.task.clients.data.classes, "nll": WORST_NLL, "diverged": 1.0}
+    return {"accuracy": scores["accuracy"], "nll": min(scores["nll"], WORST_NLL), "diverged": diverged}
 
 
 def cells() -> list[Cell[Experiment]]:
@@ -214,8 +216,8 @@ FIGURES = {"attacks": draw}
 
 LEGEND = (
     "Scores on the test set at the last round, ± the standard error over seeds; rows are what the server does, columns "
-    "what a fifth of the clients does. The server has momentum. A run whose clients all diverge ends there. NLL is at "
-    "most 99."
+    "what a fifth of the clients does. The server has momentum. A run that diverges ends there; where nothing that it "
+    "predicts is finite, its accuracy is that of chance. NLL is at most 99."
 )
 KEPT = (
     *("table", "group", "row", "column", "metric", "ours", "error", "published"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from fedbayes.clock import EVALUATION, FILES, share
+from fedbayes.errors import NotFinite
 from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.files import write_atomically
 from fedbayes.runs import checkpoint, evaluation, journal
@@ -65,7 +67,7 @@ class Recording:
         if not was_finished:
             with share(FILES):
                 journal.write_table(self.folder, self.records)
-            with share(EVALUATION):
+            with share(EVALUATION), suppress(NotFinite):  # of a run that diverged, as its last record says
                 evaluation.write(self.folder, run)
         return run, was_finished
 

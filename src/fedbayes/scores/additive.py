@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedbayes.errors import NotFinite
 from fedbayes.scores import calibration, regression
 from fedbayes.scores.bins import width_index
 from fedbayes.scores.proper import FLOOR
@@ -138,7 +139,7 @@ def _bin_sums(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
 def _count(sums: Sums) -> float:
     for name, value in sums.items():
         if not bool(value.isfinite().all()):
-            raise ValueError(f"{name} is not finite in the sum over sites. Leave out the site whose model diverged.")
+            raise NotFinite(f"{name} is not finite in the sum over sites. Leave out the site whose model diverged.")
     count = float(sums["count"])
     if not count > 0:
         raise ValueError("count is 0: no live row was scored. Is the test split empty, or every row masked?")

@@ -14,7 +14,7 @@ from fedbayes.clock import EVALUATION, FILES, PERSONAL, START, STEPS, SUM, share
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.stacked import run_all
-from fedbayes.errors import Diverged
+from fedbayes.errors import Diverged, NotFinite
 from fedbayes.federation.attacks import Attack
 from fedbayes.federation.influence import is_shown
 from fedbayes.federation.program import Context, Order, Outcome, Stage
@@ -105,11 +105,16 @@ def close(
     record = _record(task, order, outcome, report)
     if progress.pretrained:
         record["pretrained"] = dict(progress.pretrained)
-    progress = progress._replace(state=state, pretrained={})
+    before, progress = progress.state, progress._replace(state=state, pretrained={})
     if due and task.program.prediction.whole:
         with share(EVALUATION):
-            record["test"] = evaluate(task, state)
-            progress = _validate(task, progress, record)
+            try:
+                record["test"] = evaluate(task, state)
+                progress = _validate(task, progress, record)
+            except NotFinite:
+                what = "what the posterior predicts is not finite; training diverged: try a smaller lr"
+                record["diverged"] = f"round {state.round}: {what}"
+                progress = progress._replace(state=before._replace(round=state.round))
     return progress, record
 
 
@@ -143,7 +148,7 @@ def _make_personal(
 def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
     """Stop where the loss is low enough, or the accuracy high enough (FedUAB, algorithm 1), or where nobody is left."""
     loss, accuracy = record["train"].get("loss"), record.get("test", {}).get("accuracy")
-    why = None
+    why = record.get("diverged")
     if task.target_loss is not None and loss is not None and loss <= task.target_loss:
         why = f"the training loss is {loss:.4f}, asked for {task.target_loss}"
     if task.target_accuracy is not None and accuracy is not None and accuracy >= task.target_accuracy:
