@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import compile_fx
 
 from fedbayes.engine import kept
 from fedbayes.engine.compiled import Compiled
@@ -34,6 +35,22 @@ def test_a_kept_program_gives_the_same_bits_and_another_constant_is_another_prog
     other = Compiled(steps(constant + 1))(x, scale)
     torch.testing.assert_close(other["same"], x - constant - 1)
     torch.testing.assert_close(other["out"], (x * scale + constant + 1).tanh().sum(-1))
+
+
+def test_shapes_are_numbers_in_what_is_compiled(monkeypatch):
+    lowered = []
+    inner = compile_fx.fx_codegen_and_compile
+
+    def seen(traced, inputs, *rest, **options):
+        lowered.extend(size for t in inputs for size in t.shape)
+        return inner(traced, inputs, *rest, **options)
+
+    monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", seen)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        x = torch.rand(6, 9, 9)
+        torch.testing.assert_close(Compiled(lambda t: t.flatten(1).cos())(x), x.flatten(1).cos())
+    assert lowered == [6, 9, 9]
+    assert all(type(size) is int for size in lowered)
 
 
 @pytest.fixture

@@ -67,13 +67,15 @@ class Compiled:
             return _compiled(traced, apart), structures[-1]
 
 
-def _compiled(traced: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+def _compiled(traced: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # loads sympy
 
     keep_programs()
-    # Inductor looks on its disk only where it could note what a program assumes of shapes, though ours are all fixed.
-    with _no_arguments(), tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
-        return torch._inductor.compile(traced, inputs, options={"cpp.threads": torch.get_num_threads()})
+    # Inductor looks on its disk only where it could note what a program assumes of shapes; ours are numbers still.
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    shapes: list[Any] = [mode.from_tensor(t, static_shapes=True) for t in inputs]
+    with _no_arguments(), tracing(TracingContext(mode)):
+        return torch._inductor.compile(traced, shapes, options={"cpp.threads": torch.get_num_threads()})
 
 
 @contextmanager
