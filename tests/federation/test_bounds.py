@@ -60,6 +60,12 @@ def test_a_clipped_normal_goes_a_part_of_the_way(bound: float) -> None:
     assert float(change_of(q, START).size) == pytest.approx(bound)
 
 
+def test_sizes_of_many_weights_are_right_in_float32() -> None:
+    values = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0))
+    size = float(change_of(Point(values), Point(torch.zeros_like(values))).size)
+    assert size == pytest.approx(float(values.double().square().mean().sqrt()), rel=1e-6)
+
+
 def test_a_clipped_point_moves_by_the_bound() -> None:
     q = clipped(Point(Q.mean), Point(START.mean), 0.2)
     d = (Q.mean - START.mean).numpy()
