@@ -1,8 +1,9 @@
 """Variational steps on chains of linear maps as a few kernels for all clients: products, noise, KL and update in one.
 
 Under local reparameterisation a layer is  x m + b + sqrt(x^2 s^2 + s_b^2) * noise.  A step reads means and scales of
-all clients twice and writes them once, six passes in all, and keeps nothing else of their size. Rows are the batch, once
-for each draw. Written in Triton, for a GPU; equal to the variational client's own step up to rounding, on the same noise.
+all clients twice and writes them once, six passes in all, and keeps nothing else of their size. Rows are the batch,
+once for each draw. Written in Triton, for a GPU; equal to the variational client's own step up to rounding, on the same
+noise.
 """
 
 from __future__ import annotations
