@@ -154,7 +154,7 @@ def notes(
         # What was published is of another set than a smaller scale may have been run on.
         **({} if first["experiment"]["data"] == cell.experiment.data else {"published": None}),
         "otherwise": "; ".join(dict.fromkeys(filter(None, (otherwise(content, current) for content in files)))),
-        "scaled": scaled(replace(current, rounds=first["rounds"]), cell.experiment),
+        "scaled": scaled(replace(current, rounds=first["experiment"]["rounds"]), cell.experiment),
     }
 
 
