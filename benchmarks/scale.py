@@ -26,7 +26,6 @@ from measure import Figures, Others
 from torch import nn
 
 import fedbayes as fb
-from fedbayes.federation.program import Program
 from fedbayes.federation.round import cohort_of
 from fedbayes.federation.rules import RULES
 from fedbayes.federation.sums import add_terms
