@@ -216,13 +216,14 @@ def _told(figures: Figures, row: str) -> str:
 
 
 def picture(rows: Sequence[Row]) -> Figure:
-    """Accuracy of every place as colours, one map per group."""
+    """Accuracy of every place as colours, one map per group of which more than one column has been run."""
     accuracies = [row for row in rows if row["metric"] == "accuracy"]
     maps = {
         group: {(row["row"], row["column"]): row["ours"] for row in accuracies if row["group"] == group}
         for group in dict.fromkeys(row["group"] for row in accuracies)
     }
-    return heat_map(maps, "accuracy", 100)
+    several = {group: places for group, places in maps.items() if len({column for _, column in places}) > 1}
+    return heat_map(several or maps, "accuracy", 100)
 
 
 def drawing(rows: Sequence[Row]) -> str:
