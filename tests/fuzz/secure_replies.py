@@ -118,7 +118,7 @@ class Evil:
         elif way == 4:
             values[at] = self.value()
         elif way == 5:
-            values[at] = self.bytes(values[at]) if isinstance(values[at], bytes) else values[at] + values[at]
+            values[at] = self.bytes(values[at]) if isinstance(values[at], bytes) else [values[at], values[at]]
         elif way == 6:
             values[at] = values[self.rng.randrange(len(values))]
         elif others := [v for copy in copies if isinstance(copy, list) for v in copy]:
