@@ -50,9 +50,15 @@ def answer(message, context):
     seed = f"{kind} {at}"
     rng = random.Random(zlib.crc32(seed.encode()))
     hidden = kind == "train.masked"  # other numbers under a mask are another posterior, and nobody's fault
-    changed = replies.content(Letter(letter.head, {}) if hidden else letter, rng)
-    if hidden and ARRAYS in changed and rng.random() < 0.8:
-        changed[ARRAYS] = array_record(letter)
+    while True:
+        changed = replies.content(Letter(letter.head, {}) if hidden else letter, rng)
+        if hidden and ARRAYS in changed and rng.random() < 0.8:
+            changed[ARRAYS] = array_record(letter)
+        try:
+            changed.object_id
+            break
+        except Exception:  # what Flower can't write would end this node's own process, and nobody else's
+            continue
     with (Path(context.node_config["state"]) / "lies").open("a") as file:
         file.write(seed + "\\n")
     return Message(changed, reply_to=message)
