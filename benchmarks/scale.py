@@ -75,9 +75,7 @@ def sums(figures: Figures) -> None:
         copies = [t.clone() for t in terms[0]["model"].values()]
         taken: dict[str, float] = {"copy": 0.0, "add": 0.0}
 
-        def all_of_them(
-            terms: Any = terms, program: Any = program, taken: Any = taken, copies: Any = copies
-        ) -> Any:
+        def all_of_them(terms: Any = terms, program: Any = program, taken: Any = taken, copies: Any = copies) -> Any:
             total = None
             for k in range(UPLOADS):
                 one = terms[k % len(terms)]
