@@ -8,8 +8,8 @@ from fedbayes.version import __version__
 
 if TYPE_CHECKING:
     from fedbayes import data, methods, scores
-    from fedbayes.clock import profile
     from fedbayes.data import partition
+    from fedbayes.engine.clock import profile
     from fedbayes.evaluate import calibration as calibrate
     from fedbayes.evaluate import ood
     from fedbayes.experiments.trust import trust
@@ -63,7 +63,7 @@ _HOMES = {
     "fit": "fedbayes.training.rounds",
     "load": "fedbayes.runs.folder",
     "pool": "fedbayes.federation.pool",
-    "profile": "fedbayes.clock",
+    "profile": "fedbayes.engine.clock",
     "trust": "fedbayes.experiments.trust",
 }
 _MODULES = {

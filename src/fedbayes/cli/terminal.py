@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedbayes.clock import MEANING
+from fedbayes.engine.clock import MEANING
 from fedbayes.report.wording import TITLES, best_of, beyond
 from fedbayes.runs.records import Arrays, RunFiles
 from fedbayes.training import influence

@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from fedbayes.cli.shared import Events, Folder, Settings, Trust, app, key_help, out
 from fedbayes.cli.watching import watching
-from fedbayes.clock import FILES, START, Shares, share
-from fedbayes.clock import profile as measuring
+from fedbayes.engine.clock import FILES, START, Shares, share
+from fedbayes.engine.clock import profile as measuring
 
 
 @app.command()

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fedbayes.clock import COMPILE, share
+from fedbayes.engine.clock import COMPILE, share
 from fedbayes.engine.kept import keep_programs
 
 

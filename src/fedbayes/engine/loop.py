@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
-from fedbayes.clock import SUM, share
 from fedbayes.engine.batches import schedule, steps_in_epoch
+from fedbayes.engine.clock import SUM, share
 from fedbayes.federation.influence import by_client
 from fedbayes.federation.program import Contribution, Figures, Order, Outcome, OwnState, Program, Store, nothing
 from fedbayes.federation.round import LEFT_OUT, Term, contribute, summed

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Info, Upload
-from fedbayes.clock import SUM, share
+from fedbayes.engine.clock import SUM, share
 from fedbayes.engine.together import Clients, take
 from fedbayes.federation.influence import by_client
 from fedbayes.federation.program import Contribution, Outcome, Program, Terms

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Phase, only_if
-from fedbayes.clock import COMPILE, share
+from fedbayes.engine.clock import COMPILE, share
 from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.fast import dense, forms, fused, rowwise
 from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.clock import FILES, share
 from fedbayes.data import Dataset
+from fedbayes.engine.clock import FILES, share
 from fedbayes.files import write_atomically
 from fedbayes.model.predictive import Predictive
 from fedbayes.runs.numbers import extremes

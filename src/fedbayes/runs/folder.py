@@ -11,8 +11,8 @@ from pathlib import Path
 
 from torch import nn
 
-from fedbayes.clock import EVALUATION, START, share
 from fedbayes.data import Clients
+from fedbayes.engine.clock import EVALUATION, START, share
 from fedbayes.errors import Diverged, InputError, one_line
 from fedbayes.experiments.build import build, check_tables, clients_of
 from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, table_of, to_toml

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fedbayes.clock import EVALUATION, FILES, share
+from fedbayes.engine.clock import EVALUATION, FILES, share
 from fedbayes.errors import NotFinite
 from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.files import write_atomically

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from fedbayes.clock import EVALUATION, FILES, PERSONAL, START, STEPS, SUM, share
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
+from fedbayes.engine.clock import EVALUATION, FILES, PERSONAL, START, STEPS, SUM, share
 from fedbayes.engine.stacked import run_all
 from fedbayes.errors import Diverged, NotFinite
 from fedbayes.federation.attacks import Attack

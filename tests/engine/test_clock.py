@@ -10,8 +10,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedbayes as fb
-from fedbayes import clock
 from fedbayes.cli import app
+from fedbayes.engine import clock
 
 
 @pytest.fixture
