@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from fedbayes.model import convolution
+from fedbayes.model import convolution
 from fedbayes.model.convolution import by_products, conv2d
 
 SETTINGS = [
@@ -83,3 +84,16 @@ def test_few_channels_last_come_out_channels_last():
     out = conv2d(x, weight, bias, padding=1)
     assert out.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(out, F.conv2d(x.contiguous(), weight, bias, padding=1))
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["eager", "compiled"])
+def test_the_first_convolution_in_training_is_a_product_unless_it_is_compiled(steps, monkeypatch):
+    made = []
+    whole = convolution._product
+    monkeypatch.setattr(convolution, "_product", lambda *given: made.append(given) or whole(*given))
+    x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(5, 3, 3, 3, requires_grad=True)
+    with convolution.compiled(steps, stacked=False):
+        out = conv2d(x, weight)
+    torch.testing.assert_close(out, torch.nn.functional.conv2d(x, weight))
+    assert len(made) == (not steps)

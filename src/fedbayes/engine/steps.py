@@ -15,7 +15,7 @@ from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.fast import dense, forms, fused, rowwise
 from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined
 from fedbayes.federation.program import Store
-from fedbayes.model.convolution import stacked
+from fedbayes.model.convolution import compiled
 from fedbayes.noise import Tape
 
 
@@ -85,7 +85,7 @@ class Steps:
                     return rowwise.run(single, *arguments)
                 if self.mode == BY_HAND and (form := forms.dense(work.phase)) is not None:
                     return dense.run(form, *arguments)
-                with stacked(work.together.size > 1 and self.mode in ("graph", "compiled")):
+                with compiled(self.mode in ("graph", "compiled"), stacked=work.together.size > 1):
                     return self._replay(work, state) if self._captures(work) else self._run(work, state)
             except (torch.OutOfMemoryError, NotStackable):
                 raise

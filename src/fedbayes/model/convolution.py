@@ -15,31 +15,32 @@ from fedbayes.model.tracing import alone
 PIECE = 8192  # positions of a product whose gradient is one more product
 FEW = 4  # input channels that channels-last kernels of a CPU are slow for
 PATCHES = 2**22  # numbers in the patches of a batch that are worth their memory
-_STACKED = False  # whether steps of clients side by side are compiled
+_COMPILED = _STACKED = False  # whether steps are compiled, and whether they are those of clients side by side
 
 
 @contextmanager
-def stacked(yes: bool = True) -> Iterator[None]:
-    """While it is open, convolutions on a GPU are those of several clients, and compiled."""
-    global _STACKED
-    before, _STACKED = _STACKED, yes
+def compiled(yes: bool = True, *, stacked: bool = True) -> Iterator[None]:
+    """While it is open, convolutions are those of compiled steps, of several clients or of one."""
+    global _COMPILED, _STACKED
+    before, (_COMPILED, _STACKED) = (_COMPILED, _STACKED), (yes, yes and stacked)
     try:
         yield
     finally:
-        _STACKED = before
+        _COMPILED, _STACKED = before
 
 
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """F.conv2d.
 
     Of clients side by side on a GPU it is products of matrices in bfloat16, and one convolution of many groups in
-    float32, where a LeNet's step takes less than half of what products take.
+    float32, where a LeNet's step takes less than half of what products take. On a CPU the first in training is a
+    product of patches, but where it is compiled, as that makes it slower.
     """
     if _STACKED and input.is_cuda and torch.is_autocast_enabled("cuda"):
         return by_products(input, weight, bias, *args, **kwargs)
     few = weight.shape[1] <= FEW and input.dim() == 4 and input.device.type == "cpu"
     if few and alone() and input.is_contiguous(memory_format=torch.channels_last):
-        if weight.requires_grad and not input.requires_grad:
+        if weight.requires_grad and not input.requires_grad and not _COMPILED:
             return _product(input, weight, bias, *args, **kwargs)
         out = F.conv2d(input.contiguous(), weight, bias, *args, **kwargs)
         return out.contiguous(memory_format=torch.channels_last)
