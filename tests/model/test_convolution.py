@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from fedbayes.model import convolution
-from fedbayes.model import convolution
 from fedbayes.model.convolution import by_products, conv2d
 
 SETTINGS = [
