@@ -95,7 +95,7 @@ def data_show(
     experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed)
     spread = clients_of(with_settings(experiment, settings or [], lambda method: ()))
     out.print(repr(spread.data), soft_wrap=True)
-    if spread.data.kind == "real":
+    if spread.data.kind in ("real", "survival"):
         out.print(repr(spread))
     else:
         table = label_table(spread)

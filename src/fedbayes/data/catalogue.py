@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from fedbayes.data import embedded, images, synthetic, tables, text
+from fedbayes.data import embedded, images, natural, synthetic, tables, text
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.fetch import at_hand, folders
 from fedbayes.data.sources import FILES, UCI_FOLDERS, Files, source_of, uci_files
@@ -77,6 +77,12 @@ CATALOGUE: dict[str, Entry] = {
     "wine": _uci("wine", 1599, 160, "11 features, quality of red wine"),
     "yacht": _uci("yacht", 308, 31, "6 features, resistance of yachts"),
     "year": Entry(tables.year, 463_715, 51_630, "real", 1, "90 sound features, year of a song", FILES["year"]),
+    "heart-disease": _file(natural.heart_disease, "heart-disease", 486, 254, 2, "4 hospitals, 13 features, disease"),
+    "tcga-brca": Entry(
+        natural.tcga_brca, 866, 222, "survival", 1, "6 regions, 39 features, survival", FILES["tcga-brca"]
+    ),
+    "landmine": _file(natural.landmine, "landmine", 7406, 7414, 2, "29 fields, 9 radar features, rare mines"),
+    "shakespeare": _file(natural.shakespeare, "shakespeare", 177_604, 46_929, 65, "98 roles, next character"),
     "cubic": Entry(synthetic.cubic, 160, 241, "real", 1, "y = x^3 + N(0, 9)"),
     "uniform-noise": Entry(synthetic.uniform_noise, 0, 2000, "classes", 1, "uniform noise images"),
     "gaussian-noise": Entry(synthetic.gaussian_noise, 0, 2000, "classes", 1, "Gaussian noise images"),

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedbayes.data.deal import apportion, by_counts
-from fedbayes.data.partition import Partition, Shares
+from fedbayes.data.partition import Partition, Shares, natural
 from fedbayes.data.preparation import AS_STORED, Prepare, Scale, Standardise
 from fedbayes.data.ragged import Ragged
+from fedbayes.data.survival import check_targets
 
 Dealer = Partition | Callable[[np.ndarray, int, np.random.Generator], Any]
 
@@ -22,7 +23,9 @@ class Dataset:
 
     `prepare` makes of a stored batch what the network sees; it is part of the model, so all that predicts takes stored
     rows.
-    `kind` is "classes" (y int64 [n]), "labels" (y 0/1 float32 [n, C]) or "real" (y float32 [n, D]), `classes` C or D.
+    `kind` is "classes" (y int64 [n]), "labels" (y 0/1 float32 [n, C]), "real" (y float32 [n, D]) or "survival"
+    (y float32 [n, 2]: a time, and 1 where the event was seen at it, 0 where not until then); `classes` is C, D or 1.
+    `times` are where predicted survival curves are cut.
     `owner` says whom a row came from where that is known, `owner_names` what these are called, `columns` what the
     inputs of a table are called; `note` what is missing from a partial set.
     """
@@ -43,6 +46,7 @@ class Dataset:
     owner_names: tuple[str, ...] = field(default=(), repr=False)
     columns: tuple[str, ...] = field(default=(), repr=False)
     note: str = ""
+    times: tuple[float, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -63,9 +67,13 @@ class Dataset:
         return replace(self, x=x, test_x=test_x, prepare=AS_STORED)
 
     def __repr__(self) -> str:
-        what = f"{self.classes} {'real' if self.kind == 'real' else self.kind}"
+        what = self.kind if self.kind == "survival" else f"{self.classes} {self.kind}"
         rows = f"{len(self.x)} + {len(self.test_x)} of {list(self.shape)} {str(self.x.dtype).removeprefix('torch.')}"
         return f"Dataset({self.name}: {rows}, {what}{', ' + self.note if self.note else ''})"
+
+    def sites(self) -> "Clients":
+        """One client for each owner of rows: the federation as the data came."""
+        return self.split(natural(), clients=max(self.owners, 1))
 
     def split(self, partition: Dealer, clients: int, seed: int = 0, *, test_per_client: int | None = None) -> "Clients":
         """Spread the training rows over clients by a partition, and give each test rows of its own label mix.
@@ -143,6 +151,31 @@ class Clients:
         """One client that holds the rows of all, each once: training without a federation."""
         return self._one(self.train.flat.unique())
 
+    def without(self, client: int | str) -> "Clients":
+        """The others alone, tested on all rows of one client that does not take part; a number or a name."""
+        k = self._number(client)
+        if len(self) < 2:
+            raise ValueError("leaving out the only client leaves nobody to train: there must be at least two")
+        data, own, tested = self.data, self.train[k], self.test[k]
+        data = replace(
+            data,
+            test_x=torch.cat([data.x[own], data.test_x[tested]]),
+            test_y=torch.cat([data.y[own], data.test_y[tested]]),
+            test_owner=None,
+        )
+        rest = [i for i in range(len(self)) if i != k]
+        nothing = Ragged.of_sizes(np.zeros(0, np.int64), np.zeros(len(rest), np.int64))
+        names = tuple(self.names[i] for i in rest) if self.names else ()
+        return replace(self, data=data, train=Ragged.of_lists([self.train[i] for i in rest]), test=nothing, names=names)
+
+    def _number(self, client: int | str) -> int:
+        if isinstance(client, str) and client in self.names:
+            return self.names.index(client)
+        if not str(client).isdecimal() or int(client) >= len(self):
+            known = f", or one of {', '.join(self.names[:8])}" if self.names else ""
+            raise ValueError(f"no client {client!r}: give a number from 0 to {len(self) - 1}{known}")
+        return int(client)
+
     def at_server(self) -> "Clients":
         """One client that holds the server's rows, and no test rows: training before the federation begins."""
         if not len(self.server):
@@ -169,8 +202,8 @@ class Clients:
 
 
 def _label_counts(y: Tensor, rows: Ragged, data: Dataset) -> Tensor:
-    if data.kind == "real":
-        raise ValueError(f"{data.name} has real targets, so no labels to count: see sizes")
+    if data.kind in ("real", "survival"):
+        raise ValueError(f"{data.name} has {data.kind} targets, so no labels to count: see sizes")
     if data.kind == "classes":
         cell = rows.owners() * data.classes + y[rows.flat]
         return torch.bincount(cell, minlength=len(rows) * data.classes).reshape(len(rows), data.classes)
@@ -251,5 +284,7 @@ def check_arrays(x: Tensor, y: Tensor, kind: str, classes: int, where: str) -> N
         )
     if kind == "labels" and not bool(((y == 0) | (y == 1)).all()):
         raise ValueError(f"{where}: labels must be 0 or 1")
-    if kind != "classes" and y.shape[1:] != (classes,):
+    if kind == "survival":
+        check_targets(y, where)
+    elif kind != "classes" and y.shape[1:] != (classes,):
         raise ValueError(f"{where}: y has shape {list(y.shape)}, expected [n, {classes}]")

@@ -134,8 +134,21 @@ def med(packed: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(n, 3, 32, 32), raw[:n].astype(np.int64)
 
 
-def svhn_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """SVHN's cropped digits: X [32, 32, 3, n], y with 10 for the digit 0."""
+def cells_of_mat(path: Path, names: tuple[str, ...]) -> list[list[np.ndarray]]:
+    """Cell arrays of a MATLAB file, by name: lists of two-dimensional arrays of numbers, equally long."""
+    content = _mat(path, names)
+    with fetched(path):
+        cells = [[np.asarray(cell) for cell in content[name].ravel()] for name in names]
+        if any(cell.dtype.kind not in "fiub" or cell.ndim != 2 for own in cells for cell in own):
+            raise ValueError(f"{', '.join(names)} are not cells of numbers")
+        for each in zip(*cells, strict=True):
+            if len({len(cell) for cell in each}) > 1:
+                raise ValueError(f"cells of {', '.join(names)} are of different lengths")
+    return cells
+
+
+def _mat(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Variables of a MATLAB file by name; what is said to be too large is not unpacked."""
     from scipy.io import loadmat, whosmat
     from scipy.io.matlab import MatReadError
 
@@ -145,9 +158,16 @@ def svhn_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
             for name, shape, _ in whosmat(path):
                 if prod(shape) > most:
                     raise ValueError(f"{name} is said to be {list(shape)}, more than so small a file can hold")
-            content = loadmat(path, variable_names=["X", "y"])
+            content = loadmat(path, variable_names=list(names))
         except MatReadError as error:
             raise ValueError(str(error)) from error
+        return {name: content[name] for name in names}
+
+
+def svhn_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """SVHN's cropped digits: X [32, 32, 3, n], y with 10 for the digit 0."""
+    content = _mat(path, ("X", "y"))
+    with fetched(path):
         x, y = content["X"], content["y"].reshape(-1).astype(np.int64)
     if x.ndim != 4 or x.shape[-1] != len(y) or x.dtype != np.uint8:
         raise ValueError(f"{path}: X is {x.dtype} {list(x.shape)} for {len(y)} labels, expected bytes [32, 32, 3, n]")

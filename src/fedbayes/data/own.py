@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbayes.data.dataset import Clients, Dataset, check_arrays
 from fedbayes.data.partition import natural
 from fedbayes.data.preparation import AS_STORED, Prepare, Scale, Standardise
+from fedbayes.data.survival import check_times, cut_times
 
 Pair = tuple[Any, Any]
 MOST_CLASSES = 1_000_000
@@ -28,6 +29,7 @@ def from_arrays(
     standardise: bool = False,
     prepare: Prepare | Standardise | None = None,
     class_names: Sequence[str] = (),
+    times: Sequence[float] = (),
 ) -> Dataset:
     """Arrays or tensors as a data set.
 
@@ -35,6 +37,8 @@ def from_arrays(
     that look like class numbers (0.0 and 1.0) are refused, as they could be either.
     `standardise` scales float inputs [n, F] and real targets by the statistics of the training part. Inputs are kept
     in their own units: the scaling is part of the model, so that predictions take rows as they come.
+    `kind="survival"`: y [n, 2] is a time and an event (1 seen, 0 not until then); predicted curves are cut at `times`,
+    by default ten that have equally many of the training part's events between them.
     """
     inputs, targets = _inputs(x, double=standardise), _tensor(y)
     kind = kind or kind_of([targets])
@@ -53,7 +57,7 @@ def from_arrays(
         classes = max(largest + 1, len(class_names))
         if classes > MOST_CLASSES:
             raise ValueError(f"{name}: label {largest} would make {classes} classes: number the classes from 0")
-    classes = targets.shape[1] if classes is None else classes
+    classes = 1 if kind == "survival" else targets.shape[1] if classes is None else classes
     check_arrays(inputs, targets, kind, classes, f"{name}, training part")
     check_arrays(test_inputs, test_targets, kind, classes, f"{name}, test part")
     if kind == "real" and not standardise:
@@ -61,6 +65,8 @@ def from_arrays(
     data = Dataset(
         name, inputs, targets, test_inputs, test_targets, kind, classes, prepare or AS_STORED, tuple(class_names)
     )
+    if kind == "survival":
+        data = replace(data, times=check_times(times) if len(times) else cut_times(targets))
     return standardised(data) if standardise else data
 
 
@@ -106,6 +112,7 @@ def from_clients(
     name: str = "own",
     standardise: bool = False,
     prepare: Prepare | Standardise | None = None,
+    times: Sequence[float] = (),
 ) -> Clients:
     """A natural partition: one (x, y) per client. `test` is one (x, y) for all, or a list with one per client."""
     if not clients:
@@ -139,6 +146,7 @@ def from_clients(
         name=name,
         standardise=standardise,
         prepare=prepare,
+        times=times,
     )
     joined = replace(joined, owner=_owners([len(x) for x, _ in pairs]))
     if isinstance(test, list):
@@ -192,7 +200,7 @@ def _targets(y: Tensor, kind: str) -> Tensor:
                 f"classes need whole-number y of shape [n], not {y.dtype} {list(y.shape)}: is it kind='real'?"
             )
         return y.long()
-    if kind not in ("labels", "real"):
-        raise ValueError(f"kind is 'classes', 'labels' or 'real', not {kind!r}")
+    if kind not in ("labels", "real", "survival"):
+        raise ValueError(f"kind is 'classes', 'labels', 'real' or 'survival', not {kind!r}")
     dtype = torch.float64 if kind == "real" and y.dtype == torch.float64 else torch.float32
     return (y[:, None] if y.ndim == 1 else y).to(dtype).contiguous()

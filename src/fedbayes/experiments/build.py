@@ -37,6 +37,8 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
     x = experiment
     if x.engine == FLOWER and x.attack is not None:
         raise InputError("attack: attacks are simulated in one process; leave attack out on Flower, or set engine=auto")
+    if x.engine == FLOWER and x.leave_out is not None:
+        raise InputError("leave_out: on Flower a site is left out by not starting its node; set engine=auto to try it")
     with naming("options"):
         method = method_of(x)
     if clients is None:
@@ -173,13 +175,21 @@ def clients_of(x: Experiment, data: Any = None) -> Clients:
     if isinstance(data, list):
         data = from_clients(data)
     if isinstance(data, Clients):
-        return data.pooled() if x.central else data
+        return _taking_part(x, data)
     if not isinstance(data, Dataset):
         raise InputError(f"data {x.data} gave a {type(data).__name__}; it must give a Dataset or Clients")
     with naming("partition"):
         partition = partition_of(x, data)
         clients = data.split(partition, clients=x.clients, seed=x.seed, test_per_client=x.test_per_client)
-        return clients.pooled() if x.central else clients
+    return _taking_part(x, clients)
+
+
+def _taking_part(x: Experiment, clients: Clients) -> Clients:
+    """The clients but the one that is left out; all as one where training is central."""
+    if x.leave_out is not None:
+        with naming("leave_out"):
+            clients = clients.without(x.leave_out)
+    return clients.pooled() if x.central else clients
 
 
 def partition_of(x: Experiment, data: Dataset) -> Dealer:

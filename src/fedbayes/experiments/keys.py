@@ -41,6 +41,12 @@ stage_list = Check(
 )
 
 
+client_name = Check(
+    "a client's number or name",
+    lambda v: (isinstance(v, int) and not isinstance(v, bool) and v >= 0) or (isinstance(v, str) and bool(v)),
+)
+
+
 @record
 class Problem:
     """What is learned, from which rows."""
@@ -72,6 +78,9 @@ class Spread:
     clients: int = option("how many there are", at_least_one, default=20, kind="server")
     test_per_client: int | None = option("test rows of each client; by default its share", whole(0), default=None)
     central: bool = option("one client holds the rows of all", flag, default=False)
+    leave_out: int | str | None = option(
+        "a client, by number or name, that takes no part; all of its rows are the test set", client_name, default=None
+    )
 
 
 @record
