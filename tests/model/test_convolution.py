@@ -6,7 +6,14 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from fedbayes.model import convolution
-from fedbayes.model.convolution import by_products, conv2d
+from fedbayes.model.convolution import by_products, conv2d, replaced
+
+
+@pytest.fixture
+def without_onednn():
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
 
 SETTINGS = [
     {},
@@ -53,7 +60,9 @@ def test_products_in_bfloat16_are_near_the_convolution():
 
 @pytest.mark.parametrize("most", [2**22, 0], ids=["one product", "too many patches"])
 @pytest.mark.parametrize("settings", [*SETTINGS, {"stride": (2, 3), "padding": (0, 2)}], ids=str)
-def test_a_first_convolution_in_training_is_the_convolution_and_has_its_gradients(settings, most, monkeypatch):
+def test_a_first_convolution_in_training_is_the_convolution_and_has_its_gradients(
+    settings, most, monkeypatch, without_onednn
+):
     monkeypatch.setattr(convolution, "PATCHES", most)
     random = torch.Generator().manual_seed(0)
     x = torch.randn(5, 3, 9, 8, generator=random, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
@@ -70,13 +79,13 @@ def test_a_first_convolution_in_training_is_the_convolution_and_has_its_gradient
         torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
 
 
-def test_a_first_convolution_of_more_rows_than_the_image_has_is_refused_as_pytorch_does():
+def test_a_first_convolution_of_more_rows_than_the_image_has_is_refused_as_pytorch_does(without_onednn):
     x = torch.randn(2, 1, 2, 9).contiguous(memory_format=torch.channels_last)
     with pytest.raises(RuntimeError, match="Kernel size"):
         conv2d(x, torch.randn(3, 1, 3, 3, requires_grad=True))
 
 
-def test_few_channels_last_come_out_channels_last():
+def test_few_channels_last_come_out_channels_last(without_onednn):
     random = torch.Generator().manual_seed(0)
     x = torch.randn(5, 3, 8, 8, generator=random).contiguous(memory_format=torch.channels_last)
     weight, bias = torch.randn(4, 3, 3, 3, generator=random), torch.randn(4, generator=random)
@@ -86,7 +95,7 @@ def test_few_channels_last_come_out_channels_last():
 
 
 @pytest.mark.parametrize("steps", [False, True], ids=["eager", "compiled"])
-def test_the_first_convolution_in_training_is_a_product_unless_it_is_compiled(steps, monkeypatch):
+def test_the_first_convolution_in_training_is_a_product_unless_it_is_compiled(steps, monkeypatch, without_onednn):
     made = []
     whole = convolution._product
     monkeypatch.setattr(convolution, "_product", lambda *given: made.append(given) or whole(*given))
@@ -96,3 +105,11 @@ def test_the_first_convolution_in_training_is_a_product_unless_it_is_compiled(st
         out = conv2d(x, weight)
     torch.testing.assert_close(out, torch.nn.functional.conv2d(x, weight))
     assert len(made) == (not steps)
+
+
+def test_convolutions_are_pytorchs_own_where_onednn_runs_them():
+    x = torch.randn(2, 3, 8, 8)
+    with torch.backends.mkldnn.flags(enabled=True):
+        assert replaced(x) == {}
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert replaced(x) == {F.conv2d: conv2d}

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedbayes.model.tracing import alone
 
 PIECE = 8192  # positions of a product whose gradient is one more product
-FEW = 4  # input channels that channels-last kernels of a CPU are slow for
+FEW = 4  # input channels that PyTorch's own channels-last kernels of a CPU are slow for; oneDNN's are not
 PATCHES = 2**22  # numbers in the patches of a batch that are worth their memory
 _COMPILED = _STACKED = False  # whether steps are compiled, and whether they are those of clients side by side
 
@@ -29,17 +29,23 @@ def compiled(yes: bool = True, *, stacked: bool = True) -> Iterator[None]:
         _COMPILED, _STACKED = before
 
 
+def replaced(x: Tensor) -> dict[Any, Any]:
+    """The functions of PyTorch's that networks on this input's device do our way."""
+    return {F.conv2d: conv2d} if x.is_cuda or not torch.backends.mkldnn.enabled else {}
+
+
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """F.conv2d.
 
     Of clients side by side on a GPU it is products of matrices in bfloat16, and one convolution of many groups in
-    float32, where a LeNet's step takes less than half of what products take. On a CPU the first in training is a
-    product of patches, but where it is compiled, as that makes it slower.
+    float32, where a LeNet's step takes less than half of what products take. On a CPU without oneDNN the first in
+    training is a product of patches, but where it is compiled, as that makes it slower.
     """
     if _STACKED and input.is_cuda and torch.is_autocast_enabled("cuda"):
         return by_products(input, weight, bias, *args, **kwargs)
     few = weight.shape[1] <= FEW and input.dim() == 4 and input.device.type == "cpu"
-    if few and alone() and input.is_contiguous(memory_format=torch.channels_last):
+    slow = few and not torch.backends.mkldnn.enabled
+    if slow and alone() and input.is_contiguous(memory_format=torch.channels_last):
         if weight.requires_grad and not input.requires_grad and not _COMPILED:
             return _product(input, weight, bias, *args, **kwargs)
         out = F.conv2d(input.contiguous(), weight, bias, *args, **kwargs)
@@ -70,7 +76,9 @@ def _product(
     image, channel, row, column = x.stride()
     strides = (channel, row, column, image, row * down, column * right)
     patches = x.as_strided((channels, rows, columns, count, high, wide), strides).reshape(weight[0].numel(), -1)
-    return F.linear(patches.T, weight.flatten(1), bias).view(count, high, wide, -1).permute(0, 3, 1, 2)
+    filters = weight.flatten(1).T.contiguous()  # so that its gradient is a product of rows that lie side by side
+    out = patches.T @ filters if bias is None else torch.addmm(bias, patches.T, filters)
+    return out.view(count, high, wide, -1).permute(0, 3, 1, 2)
 
 
 def by_products(

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbayes.model.call import call, shared_copy
-from fedbayes.model.convolution import conv2d
+from fedbayes.model.convolution import replaced
 from fedbayes.model.interception import Handler, Interception, batch_norm, training_handlers
 from fedbayes.model.likelihood import Likelihood, Weights
+from fedbayes.model.order import PoolsFirst, pools_first
 from fedbayes.model.tracing import alone
 from fedbayes.noise import Tape
 from fedbayes.posterior.layout import Layout, matches
@@ -89,7 +90,7 @@ class Model:
         layouts = {part: layout for part, layout in layouts.items() if layout.names}
         if all(is_static(part) for part in layouts):
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
-        module = copy.deepcopy(module).requires_grad_(False).train()
+        module = pools_first(copy.deepcopy(module)).requires_grad_(False).train()
         still, dropping = shared_copy(module).eval(), shared_copy(module).eval()
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
@@ -172,7 +173,7 @@ class Model:
         handlers: Mapping[Any, Handler] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
-        usual: dict[Any, Handler] = {F.conv2d: conv2d} if self.convolves else {}
+        usual: dict[Any, Handler] = replaced(x) if self.convolves else {}
         replacements = {**usual, **(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in self.static for n in self.layouts[part].names]
@@ -186,10 +187,10 @@ class Model:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
         if tape is None:
             replacements: dict[Any, Handler] = {F.batch_norm: batch_norm()} if self.bfloat16 else {}
-            replacements |= {F.conv2d: conv2d} if self.convolves else {}
+            replacements |= replaced(x) if self.convolves else {}
             with Interception(replacements) if replacements else nullcontext():
                 return self._call(self.still, weights, x)
-        with Interception({F.conv2d: conv2d, **training_handlers(tape, None)}):
+        with Interception({**replaced(x), **training_handlers(tape, None)}):
             return self._call(self.dropping, weights, x)
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
@@ -212,6 +213,7 @@ class Model:
 # Layers that call neither dropout nor BatchNorm; in any other module the user's own forward may.
 PLAIN = {
     nn.Sequential,
+    PoolsFirst,
     nn.Flatten,
     nn.Linear,
     nn.Conv1d,
