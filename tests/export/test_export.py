@@ -40,7 +40,7 @@ def images(kind=torch.uint8):
     """Twelve pictures of three classes, normalised by channel for the network."""
     random = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (48, 3, 8, 8), generator=random).to(kind)
-    prepare = fb.data.dataset.Prepare((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    prepare = fb.data.Prepare((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     y = torch.arange(48) % 3
     return fb.data.from_arrays(x[:36], y[:36], x[36:], y[36:], prepare=prepare, class_names=("a", "b", "c"))
 

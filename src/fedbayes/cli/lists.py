@@ -80,14 +80,20 @@ def datasets() -> None:
 
 @data_app.command("show")
 def data_show(
-    name: Annotated[str, typer.Argument(help="A data set's name, or package.module:object.")],
+    name: Annotated[
+        str, typer.Argument(help="A data set's name, package.module:object, or own tables: a folder, file or pattern.")
+    ],
     partition: Annotated[str, typer.Option(help=key_help("partition"))] = "iid",
     clients: Annotated[int, typer.Option(help="Over how many clients.")] = 20,
     seed: Annotated[int, typer.Option(help="The split's seed.")] = 0,
     settings: Settings = None,
+    target: Annotated[str | None, typer.Option(help="Of own tables: the column to predict.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Write a picture of who holds what (.svg, .png).")] = None,
 ) -> None:
-    """A data set and its spread over clients: rows and labels of each."""
+    """A data set and its spread over clients: rows and labels of each; of own tables, what each site holds."""
+    if _is_path(name):
+        _show_tables(name, target, settings or [], figure)
+        return
     from fedbayes.data.show import label_figure, label_table
     from fedbayes.experiments.build import clients_of
     from fedbayes.experiments.experiment import Experiment, with_settings
@@ -103,4 +109,21 @@ def data_show(
         out.print(table)
     if figure:
         label_figure(spread, path=figure)
+        print(figure)
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name is that of own tables: a folder, a file, or a pattern."""
+    return any(sign in name for sign in "/*?.") and ":" not in name
+
+
+def _show_tables(name: str, target: str | None, settings: list[str], figure: Path | None) -> None:
+    from fedbayes.data import holdings as show
+    from fedbayes.experiments.tables import look
+
+    held = look(name, target, settings)
+    out.print(show.site_table(held))
+    out.print(show.column_table(held))
+    if figure:
+        show.figure(held, figure)
         print(figure)

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.data.coding import Coding
 from fedbayes.data.deal import apportion, by_counts
 from fedbayes.data.partition import Partition, Shares, natural
-from fedbayes.data.preparation import AS_STORED, Prepare, Scale, Standardise
+from fedbayes.data.preparation import AS_STORED, Preparation, Scale
 from fedbayes.data.ragged import Ragged
 from fedbayes.data.survival import check_targets
 
@@ -27,7 +28,8 @@ class Dataset:
     (y float32 [n, 2]: a time, and 1 where the event was seen at it, 0 where not until then); `classes` is C, D or 1.
     `times` are where predicted survival curves are cut.
     `owner` says whom a row came from where that is known, `owner_names` what these are called, `columns` what the
-    inputs of a table are called; `note` what is missing from a partial set.
+    inputs of a table are called; `note` what is missing from a partial set. `coding` says how tables become
+    stored rows.
     """
 
     name: str
@@ -37,7 +39,7 @@ class Dataset:
     test_y: Tensor
     kind: str
     classes: int
-    prepare: Prepare | Standardise = AS_STORED
+    prepare: Preparation = AS_STORED
     class_names: tuple[str, ...] = ()
     target_scale: Scale | None = None
     vocabulary: tuple[str, ...] = field(default=(), repr=False)
@@ -47,6 +49,7 @@ class Dataset:
     columns: tuple[str, ...] = field(default=(), repr=False)
     note: str = ""
     times: tuple[float, ...] = field(default=(), repr=False)
+    coding: Coding | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -55,6 +58,17 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """Shape of what the network sees of one input."""
+        return tuple(self.prepare(self.x[:1]).shape[1:])
+
+    def unusable(self, x: Tensor) -> bool:
+        """Whether inputs hold values that no network can take; with a coding a missing one (nan) is filled."""
+        if not x.is_floating_point():
+            return False
+        return bool((x.isinf() if self.coding is not None else ~x.isfinite()).any())
 
     @property
     def owners(self) -> int:

@@ -11,10 +11,11 @@ import torch
 
 from fedbayes.data import formats
 from fedbayes.data.cache import Arrays, decoded
-from fedbayes.data.dataset import Dataset, Prepare
+from fedbayes.data.dataset import Dataset
 from fedbayes.data.embedded import fifth_of_each_class
 from fedbayes.data.fetch import DataFiles, find, folders
 from fedbayes.data.own import from_arrays
+from fedbayes.data.preparation import Prepare
 from fedbayes.data.sources import FILES
 from fedbayes.files import bytes_of, grown
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbayes.data.dataset import Clients, Dataset, check_arrays
 from fedbayes.data.partition import natural
-from fedbayes.data.preparation import AS_STORED, Prepare, Scale, Standardise
+from fedbayes.data.preparation import AS_STORED, Preparation, Scale, Standardise
 from fedbayes.data.survival import check_times, cut_times
 
 Pair = tuple[Any, Any]
@@ -27,7 +27,7 @@ def from_arrays(
     classes: int | None = None,
     name: str = "own",
     standardise: bool = False,
-    prepare: Prepare | Standardise | None = None,
+    prepare: Preparation | None = None,
     class_names: Sequence[str] = (),
     times: Sequence[float] = (),
 ) -> Dataset:
@@ -111,7 +111,7 @@ def from_clients(
     classes: int | None = None,
     name: str = "own",
     standardise: bool = False,
-    prepare: Prepare | Standardise | None = None,
+    prepare: Preparation | None = None,
     times: Sequence[float] = (),
 ) -> Clients:
     """A natural partition: one (x, y) per client. `test` is one (x, y) for all, or a list with one per client."""

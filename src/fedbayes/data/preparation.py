@@ -1,5 +1,6 @@
 """What a network sees of stored inputs, and units of real targets: bytes, channels, columns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,3 +97,75 @@ class Standardise:
     def __repr__(self) -> str:
         few = "[" + ", ".join(f"{v:.6g}" for v in self.mean[:4].tolist()) + (", ...]" if len(self.mean) > 4 else "]")
         return f"Standardise({len(self.mean)} columns, mean {few})"
+
+
+class Seen(NamedTuple):
+    """One number that a network sees of a stored table row: a column's value, whether it equals one, or is missing.
+
+    `what` is "number" (standardised; `value` in place of a missing one; `sites` are mean and deviation by site),
+    "equal" (to `value`) or "missing"; `place` is the stored column.
+    """
+
+    what: str
+    place: int
+    value: float = 0.0
+    mean: float = 0.0
+    deviation: float = 1.0
+    sites: tuple[tuple[float, float], ...] = ()
+
+
+class TableColumns:
+    """What the network sees of stored table rows [..., F]: numbers standardised, categories as a column per value,
+    missing values filled and flagged.
+
+    A missing value is nan. With `site`, that stored column is the number of a row's site, whose own scales are used;
+    a row of no known site (-1) has the federation's. In float64, so that a column far from zero keeps its digits.
+    """
+
+    def __init__(self, parts: Sequence[Seen], site: int | None = None, device: torch.device | None = None) -> None:
+        self.parts, self.site = tuple(parts), site
+
+        def tensor(values: Sequence[Any], dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        self.places = tensor([part.place for part in parts], torch.int64)
+        self.values = tensor([part.value for part in parts])
+        self.numbers = tensor([part.what == "number" for part in parts], torch.bool)
+        self.flags = tensor([part.what == "missing" for part in parts], torch.bool)
+        count = max((len(part.sites) for part in parts), default=0)
+        scales = [
+            [part.sites[k] if part.sites else (part.mean, part.deviation) for part in parts] for k in range(count)
+        ]
+        own = [(part.mean, part.deviation) for part in parts]
+        self.scales = tensor([own, *scales]).unbind(-1)  # means and deviations, each [1 + sites, G]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        stored = x.double()
+        values = stored[..., self.places]
+        gone = values.isnan()
+        if self.site is None:
+            mean, deviation = (scale[0] for scale in self.scales)
+        else:
+            site = (stored[..., self.site].nan_to_num(-1.0) + 1).long().clamp(0, len(self.scales[0]) - 1)
+            mean, deviation = (scale[site] for scale in self.scales)
+        numbers = (torch.where(gone, self.values, values) - mean) / deviation
+        equal = torch.where(self.flags, gone, values == self.values)
+        return torch.where(self.numbers, numbers, equal.double())
+
+    def on(self, device: torch.device) -> "TableColumns":
+        """The same for inputs on a device; bound once, as a captured graph can't copy from the host."""
+        return TableColumns(self.parts, self.site, device)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TableColumns):
+            return NotImplemented
+        return (self.parts, self.site) == (other.parts, other.site)
+
+    def __hash__(self) -> int:
+        return hash((TableColumns, self.parts, self.site))
+
+    def __repr__(self) -> str:
+        return f"TableColumns({len(set(self.places.tolist()))} columns, seen as {len(self.parts)} numbers)"
+
+
+Preparation = Prepare | Standardise | TableColumns

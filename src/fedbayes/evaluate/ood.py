@@ -175,7 +175,7 @@ def check_inputs(run: Run, x: Tensor) -> None:
         raise InputError(f"x is {x.dtype}, the run was trained on {data.x.dtype}: tokens and measurements don't mix")
     if not (x.is_floating_point() or x.dtype in (torch.uint8, torch.int64)):
         raise InputError(f"x is {x.dtype}: give bytes (uint8) or floating numbers as the training inputs were stored")
-    if x.is_floating_point() and not bool(x.isfinite().all()):
+    if data.unusable(x):
         raise InputError("x holds values that are not finite: drop or fill them")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbayes import scores as of
-from fedbayes.data import Dataset, Standardise
+from fedbayes.data import Dataset, Prepare
 from fedbayes.data import load as load_data
 from fedbayes.errors import InputError
 from fedbayes.evaluate import ood
@@ -50,11 +50,12 @@ def outside(name: str, run: Run, *, most: int = MOST) -> Outside:
     if base == "train" and not sign:
         raise InputError("ood train: a run's own training inputs are inside; scale them, such as train@2000")
     with naming(f"ood {name}"):
-        x = thinned(run.task.clients.data.x if base == "train" else _inputs(base, run), most)
-        factor = float(text) if sign else 1.0
-        ood.check_inputs(run, x)
-        if base in NOISE and isinstance(run.task.clients.data.prepare, Standardise):
+        data, factor = run.task.clients.data, float(text) if sign else 1.0
+        if base in NOISE and not isinstance(data.prepare, Prepare):
+            x = thinned(load_data(base, shape=data.seen_shape).test_x, most)
             return Outside(name, factor * x, ood.as_seen(run))
+        x = thinned(data.x if base == "train" else _inputs(base, run), most)
+        ood.check_inputs(run, x)
         if not sign:
             return Outside(name, x, run)
         if not x.is_floating_point() and x.dtype != torch.uint8:

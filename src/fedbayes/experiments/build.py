@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedbayes.data import Clients, Dataset, from_clients
+from fedbayes.data import Clients, Dataset, from_clients, from_tables
 from fedbayes.data import load as load_data
 from fedbayes.data.dataset import Dealer
 from fedbayes.data.partition import PARTITIONS
 from fedbayes.errors import InputError, unknown
 from fedbayes.experiments.central import at_server, centralised
 from fedbayes.experiments.experiment import Experiment
-from fedbayes.experiments.keys import FLOWER, TABLED
+from fedbayes.experiments.keys import FLOWER, TABLED, TABLES
 from fedbayes.experiments.own_code import called, imported, in_one_line, naming, parameters, users_code
 from fedbayes.experiments.own_pieces import dealing, stages_of
 from fedbayes.experiments.sites import alone, asks_for_client, everybody
@@ -149,6 +149,8 @@ def options_of_method(method: str) -> list[str]:
 def data_of(x: Experiment) -> Any:
     """The experiment's data as its loader gives it: a Dataset, Clients, or a list of clients."""
     with naming("data"):
+        if x.data == TABLES:
+            return called(from_tables, x.data_options, "data tables")
         data: Any = imported(x.data, "data") if ":" in x.data else load_data(x.data, **x.data_options)
         if asks_for_client(data):
             return (alone if x.engine == FLOWER else everybody)(data, x.data_options, x.clients)
@@ -218,14 +220,14 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
             return with_dropout(plain, dropout_options["dropout"], but=dropout_options.get("undropped", ()))
     with naming("network"):
         if ":" not in x.network:
-            return network_named(x.network, data.shape, data.classes, seed=x.seed, **x.network_options)
+            return network_named(x.network, data.seen_shape, data.classes, seed=x.seed, **x.network_options)
         source = imported(x.network, "network")
         if isinstance(source, nn.Module):
             return source
         where = torch.device("cuda") if torch.cuda.is_available() else None  # a user's network may be made there
         with seeded(x.seed, "network", x.network, device=where), users_code("network", x.network):
             needed = [p for p in parameters(source) if p.default is p.empty and p.name not in x.network_options]
-            network = source(*(data.shape, data.classes)[: len(needed)], **x.network_options)
+            network = source(*(data.seen_shape, data.classes)[: len(needed)], **x.network_options)
     if not isinstance(network, nn.Module):
         raise InputError(f"network {x.network} gave a {type(network).__name__}; it must give a torch.nn.Module")
     return network

@@ -184,7 +184,7 @@ def with_settings(
         path = key.strip().split(".")
         if not sign or not all(path):
             raise InputError(f"--set {setting!r}: write key=value, such as rounds=50 or options.lr=0.1")
-        v = _parse(text.strip(), path[0])
+        v = parse(text.strip(), path[0])
         if path[0] in KEYS:
             _lay(table, path, v, setting)
             continue
@@ -201,7 +201,8 @@ def with_settings(
     return experiment_of(table, "--set")
 
 
-def _parse(text: str, key: str) -> Any:
+def parse(text: str, key: str) -> Any:
+    """A value of a setting: TOML, a list where the key is one, else text."""
     for written in (text, _with_all_digits(text)):
         try:
             return tomllib.loads(f"v = {written}")["v"]

@@ -27,6 +27,7 @@ from fedbayes.training.settings import ENGINES, Bounding, Judging, Training
 Table = Mapping[str, Any]
 FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
 
+TABLES = "tables"  # the data of a user's own sites; its options are those of `fb.data.from_tables`
 TABLED = ("initial", "client_options")  # options that may be tables; any other table in `options` is a method's own
 
 
@@ -51,7 +52,12 @@ client_name = Check(
 class Problem:
     """What is learned, from which rows."""
 
-    data: str = option("a data set's name, see `fedbayes datasets`", text, default="digits", importable=True)
+    data: str = option(
+        "a data set's name, see `fedbayes datasets`, or `tables`: own tables, one per site",
+        text,
+        default="digits",
+        importable=True,
+    )
     data_options: Table = option("of the data set, or of the function that gives it", subtable, factory=dict)
     network: str = option("a network's name, see `fedbayes networks`", text, default="mlp", importable=True)
     network_options: Table = option(

@@ -63,7 +63,7 @@ def _ask(function: Site, options: Mapping[str, Any], client: int | None, like: D
         raise InputError(f"data for {who} is a {type(data).__name__}; give a Dataset, such as from_arrays makes")
     if not len(data.x):
         raise InputError(f"data for {who} has no rows; {'one example' if client is None else 'one'} is the least")
-    if data.target_scale is not None:
+    if data.target_scale is not None and data.coding is None:
         raise InputError(f"data for {who} has targets in units of its own; scale them by numbers that all sites share")
     if like is not None and isinstance(data.prepare, Standardise) and data.prepare != like.prepare:
         raise InputError(
@@ -71,6 +71,8 @@ def _ask(function: Site, options: Mapping[str, Any], client: int | None, like: D
             "prepare=fedbayes.data.Standardise(mean, std)"
         )
     if like is not None:
+        if data.coding != like.coding:
+            raise InputError(f"data for {who} is coded otherwise than the server's; give all the same coding")
         for name in ("kind", "classes", "shape", "prepare"):
             if getattr(data, name) != getattr(like, name):
                 raise InputError(

@@ -15,7 +15,9 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from fedbayes.data import Dataset
+from fedbayes.data import Coding, Dataset
+from fedbayes.data.frames import SiteTable, table_of
+from fedbayes.data.site_tables import coded
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import array_in, arrays_in, is_archive, memory, reading, size_of, write_atomically
 from fedbayes.runs.evaluation import prediction_arrays, save
@@ -72,6 +74,8 @@ def read_inputs(source: Path, data: Dataset) -> Tensor:
     An .npz file holds one array, or one named `x`. A row of a CSV file is one input, flattened; a first line that is
     no numbers is taken for names, by which the columns are found where the data's own have names.
     """
+    if data.coding is not None and source.suffix not in (".npy", ".npz"):
+        return coded(_with_names(source, data.coding), data.coding)
     x = _csv(source, data.columns) if source.suffix == ".csv" else _numpy(source)
     if x.dtype.kind not in "fiub" or not x.ndim:
         raise InputError(f"{source} must hold rows of numbers, not {x.dtype} {list(x.shape)}; write it with numpy.save")
@@ -82,6 +86,16 @@ def read_inputs(source: Path, data: Dataset) -> Tensor:
             )
         x = x.reshape(-1, *data.shape)
     return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _with_names(source: Path, coding: Coding) -> SiteTable:
+    """A table whose columns are found by name; one without a head has the run's columns, in their order."""
+    try:
+        return table_of(source)
+    except InputError as error:
+        if "no line of names" not in str(error):
+            raise
+    return table_of(source, [column.name for column in coding.columns])
 
 
 def _numpy(source: Path) -> np.ndarray:

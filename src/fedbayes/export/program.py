@@ -217,6 +217,7 @@ def _card(run: Run, what: str, predictor: Predictor, x: Tensor) -> dict[str, Any
         "input": {"shape": ["N", *data.shape], "type": str(x.dtype).removeprefix("torch.")},
         "outputs": list(predictor(x)),
         "columns": list(data.columns),
+        **({} if data.coding is None else {"coding": data.coding.as_table()}),
         "class_names": list(data.class_names),
         "rounds": run.progress.state.round,
     }

@@ -17,7 +17,7 @@ from fedbayes.errors import Diverged, InputError, one_line
 from fedbayes.experiments.build import build, check_tables, clients_of
 from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, table_of, to_toml
 from fedbayes.experiments.keys import FLOWER
-from fedbayes.runs import checkpoint, evaluation, journal, samples
+from fedbayes.runs import checkpoint, coding, evaluation, journal, samples
 from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CONFIG, Recording, write_once
 from fedbayes.training.rounds import Progress, Task, refuse_diverged, rounds
@@ -121,6 +121,8 @@ def load(
     paths = checkpoint.paths(folder)
     if not paths:
         raise InputError(f"{folder} has no checkpoint yet; run `fedbayes resume {folder}` to train it")
+    if clients is None:
+        clients = coding.clients_by(here, folder)
     task = build(here, network=network, clients=clients)
     progress, index, widths = checkpoint.read(paths[-1], here, task)
     task.go_on_with(widths)

@@ -11,7 +11,7 @@ from fedbayes.engine.clock import EVALUATION, FILES, share
 from fedbayes.errors import NotFinite
 from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.files import write_atomically
-from fedbayes.runs import checkpoint, evaluation, journal
+from fedbayes.runs import checkpoint, coding, evaluation, journal
 from fedbayes.runs.own import OwnFiles
 from fedbayes.training.rounds import Progress, Task
 from fedbayes.training.run import Run
@@ -36,6 +36,7 @@ class Recording:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_once(folder / CONFIG, to_toml(experiment))
+        coding.keep(folder, task.clients.data.coding)
         self.experiment, self.task, self.folder = experiment, task, folder
         self.progress, self.own = self._last()
         self.records = journal.cut(folder, self.progress.state.round)

@@ -36,14 +36,15 @@ def try_network(setting: Setting, clients: Clients) -> None:
     """One batch through the network, so that a wrong shape is a clear message and not a failure in round 1."""
     data = clients.data
     assert setting.prepare is not None
-    x = in_precision_of(setting.network, setting.prepare(setting.x)).expand(2, *setting.x.shape[1:])
+    x = in_precision_of(setting.network, setting.prepare(setting.x))
+    x = x.expand(2, *x.shape[1:])
     modes = {layer: layer.training for layer in setting.network.modules()}
     try:
         with torch.no_grad():
             output = setting.network.eval()(x)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         first = str(error).splitlines()[0]
-        raise InputError(f"the network can't take inputs of shape {list(data.shape)} ({x.dtype}): {first}") from error
+        raise InputError(f"the network can't take inputs of shape {list(x.shape[1:])} ({x.dtype}): {first}") from error
     finally:
         for layer, mode in modes.items():
             layer.training = mode

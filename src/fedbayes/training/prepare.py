@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fedbayes.data import Clients, Dataset, Standardise, from_clients
+from fedbayes.data import Clients, Dataset, Prepare, from_clients
 from fedbayes.engine.choice import carry_of, choose
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation.attacks import Attack
@@ -125,7 +125,7 @@ def prepare(
         likelihood or LIKELIHOODS[data.kind](),
         data.x[:1].to(where),
         frozen,
-        data.prepare.on(where) if isinstance(data.prepare, Standardise) else data.prepare,
+        data.prepare if isinstance(data.prepare, Prepare) else data.prepare.on(where),
         None if scale is None else (scale.mean, scale.std),
         precision == "bf16",
         augmentation(augment, data),

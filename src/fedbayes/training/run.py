@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Own
+from fedbayes.data.site_tables import coded
 from fedbayes.engine.choice import tensor_cores
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation.kept import apart
@@ -78,21 +80,28 @@ class Run:
         return self._final.broadcast[self.task.program.prediction.part]
 
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
-        """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were."""
+        """Predictions with their uncertainty parts for inputs [N, ...], stored as the training inputs were.
+
+        Where the run was trained on tables (`fb.data.from_tables`), also for a table: a file, a data frame, or a
+        mapping from columns to values.
+        """
         if not self.task.program.prediction.whole:
             raise InputError("this method has no global model, only personal ones: use run.personal(client).predict(x)")
         with tensor_cores("float32"):
             return predict_with(self.task, self.parts, self._stored(x), draws=draws)
 
     def _stored(self, x: Any) -> Tensor:
-        """Inputs in the dtype of the training inputs, checked."""
+        """Inputs in the dtype of the training inputs, checked; tables are coded as the training rows were."""
+        data = self.task.clients.data
+        if data.coding is not None and (hasattr(x, "__dataframe__") or isinstance(x, str | Path | Mapping)):
+            x = coded(x, data.coding)
         x = torch.as_tensor(x)
-        shape = self.task.clients.data.shape
+        shape = data.shape
         if tuple(x.shape[1:]) != shape:
             raise InputError(
                 f"x has shape {list(x.shape)}; the network was trained on inputs [N, {', '.join(map(str, shape))}]"
             )
-        if x.is_floating_point() and not torch.isfinite(x).all():
+        if data.unusable(x):
             raise InputError("x holds values that are not finite; drop or fill them")
         stored = x.to(self.task.clients.data.x.dtype)
         if not stored.is_floating_point() and not torch.equal(stored.to(x.dtype), x):

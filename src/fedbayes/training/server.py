@@ -54,7 +54,7 @@ def unlabelled(clients: Clients, server_data: Any, least: int) -> Tensor:
     if x.dtype != data.x.dtype:
         kinds = [str(t.dtype).removeprefix("torch.") for t in (x, data.x)]
         raise InputError(f"server_data: inputs are {kinds[0]}, the clients' {kinds[1]}; store them alike")
-    if x.is_floating_point() and not torch.isfinite(x).all():
+    if data.unusable(x):
         raise InputError("server_data: some inputs are not finite; drop or fill them")
     if len(x) < least:
         raise InputError(

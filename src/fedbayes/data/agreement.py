@@ -1,0 +1,193 @@
+"""How sites agree on a coding: from the statistics of each, which add up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbayes.data.coding import LONGEST, Agreed, Coding, Column
+from fedbayes.data.summary import (
+    CATEGORY,
+    EMPTY,
+    MOST_VALUES,
+    ORDERED,
+    ColumnSummary,
+    Moments,
+    SiteSummary,
+    median_of,
+)
+from fedbayes.data.values import canonical
+from fedbayes.errors import InputError, shown
+from fedbayes.files import reading, text_of, write_atomically
+
+
+def agree(summaries: Sequence[SiteSummary], how: Agreed) -> Coding:
+    """The coding that follows from the statistics of all sites."""
+    check_columns(summaries)
+    first, *others = summaries
+    columns, moments = [], []
+    for name in first.columns:
+        check_kinds(name, summaries)
+        total = first.columns[name]
+        for site in others:
+            total = total + site.columns[name]
+        columns.append(_column(name, total, how.missing))
+        moments.append([_moments(site.columns[name], columns[-1]) for site in summaries])
+    target = first.target
+    for site in others:
+        target = target + site.target
+    scales = (
+        [
+            [(m.mean, m.deviation) if m.rows > 1 else (c.mean, c.deviation) for m, c in zip(per, columns)]
+            for per in zip(*moments)
+        ]
+        if how.scale == "site"
+        else []
+    )
+    return Coding(
+        how.target,
+        how.kind,
+        tuple(columns),
+        how.classes or tuple(sorted(target.counts, key=_in_order)) if how.kind == "classes" else (),
+        how.labels,
+        how.scale,
+        tuple(site.site for site in summaries),
+        tuple(tuple(per) for per in scales),
+        (target.moments.mean, target.moments.deviation) if how.kind == "real" else None,
+    )
+
+
+Labels = Mapping[str, Sequence[Any]] | Sequence[Any]
+
+
+def class_by_value(labels: Labels | None) -> tuple[dict[str, str] | None, tuple[str, ...]]:
+    """Class by value of the target, where classes are sets of values; and the classes in their order."""
+    if labels is None:
+        return None, ()
+    if not isinstance(labels, Mapping):
+        return None, tuple(_words(labels))
+    by_value: dict[str, str] = {}
+    for name, values in labels.items():
+        for value in _words(values if isinstance(values, list | tuple) else [values]):
+            if value in by_value:
+                raise InputError(f"labels: {value!r} is of class {by_value[value]!r} and of {name!r}; give it once")
+            by_value[value] = str(name)
+    return by_value, tuple(map(str, labels))
+
+
+def _words(values: Sequence[Any]) -> list[str]:
+    words: list[str] = canonical(np.array(list(values), object)).tolist()
+    return words
+
+
+def _in_order(word: str) -> tuple[int, float, str]:
+    """Numbers by value before words by their letters."""
+    try:
+        return 0, float(word), word
+    except ValueError:
+        return 1, 0.0, word
+
+
+def check_columns(summaries: Sequence[SiteSummary]) -> None:
+    """Refuse sites that do not have the same columns."""
+    first = summaries[0]
+    for site in summaries[1:]:
+        for name in first.columns:
+            if name not in site.columns:
+                raise InputError(
+                    f"site {site.site} has no column {name!r}, which site {first.site} has; add it there (an empty "
+                    f"field is a missing value), or drop it everywhere: drop = [{name!r}]"
+                )
+        for name in site.columns:
+            if name not in first.columns:
+                raise InputError(
+                    f"site {first.site} has no column {name!r}, which site {site.site} has; add it there (an empty "
+                    f"field is a missing value), or drop it everywhere: drop = [{name!r}]"
+                )
+
+
+def check_kinds(name: str, summaries: Sequence[SiteSummary]) -> None:
+    """Refuse a column that is of one kind here and of another there."""
+    kinds = {site.site: site.columns[name].kind for site in summaries if site.columns[name].kind != EMPTY}
+    if not kinds:
+        raise InputError(
+            f"column {name!r} has no value at any site ({', '.join(s.site for s in summaries)}); drop = [{name!r}]"
+        )
+    usual = max(set(kinds.values()), key=lambda kind: (list(kinds.values()).count(kind), kind))
+    odd = next((site for site, kind in kinds.items() if kind != usual), None)
+    if odd is None:
+        orders = {site.columns[name].order for site in summaries if site.columns[name].order}
+        if len(orders) > 1:
+            raise InputError(f"column {name!r}: sites order its values differently; give the order once, by kinds")
+        return
+    held = next(site for site in summaries if site.site == odd).columns[name]
+    example = f" ({', '.join(list(held.counts)[:2])})" if held.counts else ""
+    raise InputError(
+        f"site {odd}, column {name!r} is a {kinds[odd]}{example}, at other sites a {usual}; write it there as they do, "
+        "or say what it is by kinds"
+    )
+
+
+def _column(name: str, total: ColumnSummary, missing: str) -> Column:
+    share = total.missing / total.rows
+    gaps = total.missing > 0 and missing != "drop"
+    if total.kind == CATEGORY:
+        values = tuple(sorted(total.counts, key=_in_order))
+        if len(values) > MOST_VALUES:
+            raise InputError(
+                f"column {name!r} has {len(values)} different values, such as {shown(values[0])}; is it a name or a "
+                f"number of patients? drop = [{name!r}]"
+            )
+        return Column(name, CATEGORY, values, gaps, missing=share)
+    moments = _moments(total, Column(name, total.kind, total.order))
+    if total.kind == ORDERED:
+        ranks = np.repeat([float(i) for i in range(len(total.order))], [total.counts.get(v, 0) for v in total.order])
+        fill = moments.mean if missing == "mean" else float(np.median(ranks))
+        return Column(name, ORDERED, total.order, gaps, fill, moments.mean, moments.deviation, share)
+    fill = moments.mean if missing == "mean" else median_of(total.bins)
+    return Column(name, total.kind, (), gaps, fill, moments.mean, moments.deviation, share)
+
+
+def _moments(summary: ColumnSummary, column: Column) -> Moments:
+    """Moments of a column's numbers, or of the ranks of an ordered one."""
+    if column.kind != ORDERED:
+        return summary.moments
+    ranks = [Moments(n, float(i), 0.0, i, i) for i, v in enumerate(column.values) if (n := summary.counts.get(v, 0))]
+    total = Moments()
+    for one in ranks:
+        total = total + one
+    return total
+
+
+def agree_on(
+    summaries: Sequence[SiteSummary | str | Path],
+    target: str,
+    *,
+    labels: Labels | None = None,
+    missing: str = "median",
+    scale: str = "federation",
+) -> Coding:
+    """The coding that follows from summaries, or files of them, of all sites: what each site codes its rows by."""
+    sites: list[SiteSummary] = []
+    for given in summaries:
+        sites += [given] if isinstance(given, SiteSummary) else read_summaries(given)
+    if not sites:
+        raise InputError("no summary of a site; give at least one")
+    by_value, classes = class_by_value(labels)
+    kind = "classes" if any(site.target.counts for site in sites) else "real"
+    return agree(sites, Agreed(target, kind, {}, by_value, classes, missing, scale))
+
+
+def save_summaries(summaries: Sequence[SiteSummary], path: str | Path) -> None:
+    """Write summaries as one JSON file."""
+    write_atomically(path, json.dumps([one.as_table() for one in summaries], indent=1, ensure_ascii=False) + "\n")
+
+
+def read_summaries(path: str | Path) -> list[SiteSummary]:
+    """Summaries of a file that `save_summaries` wrote."""
+    with reading(path, "have the site write it anew", "holds no summaries of sites"):
+        return [SiteSummary.from_table(row) for row in json.loads(text_of(path, LONGEST))]

@@ -1,0 +1,299 @@
+"""A table per site as clients: read, split, agreed on and coded, with one clear line where a table does not fit."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.data.agreement import Labels, agree, class_by_value
+from fedbayes.data.coding import FILLS, SCALES, Agreed, Coding, read_coding, refuse_gaps
+from fedbayes.data.dataset import Clients, Dataset
+from fedbayes.data.frames import BLANKS, SiteTable, site_tables, table_of
+from fedbayes.data.own import kind_of
+from fedbayes.data.partition import natural
+from fedbayes.data.preparation import Scale
+from fedbayes.data.summary import SiteSummary, Told, numbers_of, summarise
+from fedbayes.data.values import canonical
+from fedbayes.errors import InputError, shown, unknown
+
+THIN = {"refuse": "an error", "keep": "trained with all the same", "drop": "left out, with a warning"}
+
+
+class Reading(NamedTuple):
+    """How tables are read: what is where in them, and what is left out; without a target they are only looked at."""
+
+    target: str | None
+    site: str | None = None
+    columns: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    blanks: Sequence[str] = BLANKS
+    missing: str = "median"
+
+    def tables(self, sites: Any) -> list[SiteTable]:
+        """The tables of all sites, with the target and at least one column beside it."""
+        tables = site_tables(sites, site=self.site, columns=self.columns, blanks=self.blanks)
+        known = {name for table in tables for name in table.columns}
+        for name in self.drop:
+            if name not in known:
+                raise unknown("column to drop", name, known)
+        tables = [t._replace(columns={n: v for n, v in t.columns.items() if n not in self.drop}) for t in tables]
+        for table in tables:
+            held = ", ".join(table.columns)
+            if self.target is not None and self.target not in table.columns:
+                raise InputError(f"site {table.site} has no column {self.target!r}, the target; it has {held}")
+            if len(table.columns) < 2:
+                raise InputError(f"site {table.site} has no column but the target {self.target!r}; add one")
+        return [_whole_rows(table) for table in tables] if self.missing == "drop" else tables
+
+
+def from_tables(
+    sites: Any,
+    target: str | None = None,
+    *,
+    site: str | None = None,
+    columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    kinds: Told | None = None,
+    labels: Labels | None = None,
+    kind: str | None = None,
+    missing: str = "median",
+    blanks: Sequence[str] = BLANKS,
+    scale: str = "federation",
+    test: Any = 0.2,
+    seed: int | None = 0,
+    thin: str = "refuse",
+    coding: Coding | str | Path | None = None,
+    name: str = "tables",
+) -> Clients:
+    """A table per site as clients, ready to train: columns coded, missing values filled, all by training rows alone.
+
+    `sites` is a folder or a pattern of CSV or Parquet files, one per site; a list of files; a mapping from names of
+    sites to files or data frames; or one table whose column `site` says whose a row is. `target` is the column to
+    predict. Rows are stored in their own units, and the model prepares them: all that predicts takes such tables.
+
+    - `columns`: the head of files that have none; `drop`: columns to leave out; `blanks`: texts that are missing values
+    - `kinds`: what a column is where its values do not tell: "number", "category", "date", or a list of its values in
+      their order
+    - `labels`: the classes, as a list, or as a mapping from classes to values of the target
+    - `kind`: "classes" or "real", where the target's values may be either
+    - `missing`: "median", "mean" (in place of a missing value, with a flag beside it) or "drop" (such rows)
+    - `scale`: "federation", "site" (each site by its own rows) or "none"
+    - `test`: the share of each site's rows that is kept for the test, drawn by `seed` (by class; None: evenly spread),
+      or tables of their own, named as the sites
+    - `thin`: a site with one row or one class: "refuse", "keep" or "drop"
+    - `coding`: what sites have agreed on before (`agree_on`, or a run's coding.json), in place of all that is fitted
+    """
+    for what, value, choices in (("missing", missing, FILLS), ("scale", scale, SCALES), ("thin", thin, THIN)):
+        if value not in choices:
+            raise unknown(what, value, choices)
+    coding = read_coding(coding) if isinstance(coding, str | Path) else coding
+    target = coding.target if coding is not None else target
+    if target is None:
+        raise InputError("target: name the column to predict")
+    read = Reading(target, site, columns, drop, blanks, missing)
+    tables = read.tables(sites)
+    how = _how(tables, read, kinds, labels, kind, scale) if coding is None else coding.agreed
+    tests = None if isinstance(test, int | float) else read.tables(test)
+    parts = _apart(tables, tests) if tests is not None else _split(tables, how, test, seed)
+    parts = [pair for pair in parts if not _is_thin(pair[0], how, thin)]
+    if not parts:
+        raise InputError("no site is left: each has one row or one class; give thin='keep'")
+    if coding is None:
+        coding = agree([summarise(train, target, how.kinds, how.kind == "classes") for train, _ in parts], how)
+    return _clients(parts, coding, name)
+
+
+def summary_of(
+    sites: Any,
+    target: str | None,
+    *,
+    kinds: Told | None = None,
+    labels: Labels | None = None,
+    kind: str | None = None,
+    test: float = 0.2,
+    seed: int | None = 0,
+    **reading: Any,
+) -> list[SiteSummary]:
+    """What each site tells the others of its table: statistics of its training rows. Options as in `from_tables`.
+
+    Without a target: of all its rows and columns.
+    """
+    read = Reading(target, **reading)
+    tables = read.tables(sites)
+    if target is None:
+        return [summarise(table, None, kinds or {}, False) for table in tables]
+    how = _how(tables, read, kinds, labels, kind, "federation")
+    parts = _split(tables, how, test, seed)
+    return [summarise(train, target, how.kinds, how.kind == "classes") for train, _ in parts]
+
+
+def blank(coding: Coding | str | Path, name: str = "tables") -> Dataset:
+    """A data set of one typical row, for a machine that has the coding and no rows: a server, or a run without data."""
+    coding = read_coding(coding) if isinstance(coding, str | Path) else coding
+    row = [0.0 if column.values else column.fill for column in coding.columns]
+    x = np.array([[*row, *([-1.0] if coding.scale == "site" else [])]])
+    y = np.zeros(1, np.int64 if coding.kind == "classes" else np.float64)
+    return _dataset(x, y, x[:0], y[:0], coding, name)
+
+
+def coded(table: Any, coding: Coding) -> Tensor:
+    """Rows of a file, a data frame or a mapping of columns as they are stored, with a warning for what is odd.
+
+    Where sites have scales of their own, a column `site` says whose a row is.
+    """
+    whole = table if isinstance(table, SiteTable) else table_of(table)
+    if coding.scale != "site" or "site" not in whole.columns:
+        x, notes = coding.rows(whole)
+        _warn(notes)
+        return torch.from_numpy(x)
+    owners = canonical(whole.columns["site"].data)
+    x = np.zeros((whole.rows, len(coding.names)))
+    for owner in sorted(set(owners.tolist()), key=str):
+        x[owners == owner], notes = coding.rows(whole.pick(owners == owner)._replace(site=str(owner)))
+        _warn(notes)
+    return torch.from_numpy(x)
+
+
+def _whole_rows(table: SiteTable) -> SiteTable:
+    """The rows that lack nothing."""
+    gaps = {name: np.array([v is None or v != v for v in c.data.tolist()]) for name, c in table.columns.items()}
+    gone = np.any(list(gaps.values()), axis=0)
+    if gone.all():
+        most = max(gaps, key=lambda name: int(gaps[name].sum()))
+        raise InputError(
+            f"site {table.site} has no row without a missing value (column {most!r}: {int(gaps[most].sum())} of "
+            f"{len(gone)}); drop = [{most!r}], or missing = 'median'"
+        )
+    return table.pick(~gone)
+
+
+def _how(
+    tables: Sequence[SiteTable], read: Reading, kinds: Told | None, labels: Labels | None, kind: str | None, scale: str
+) -> Agreed:
+    known = {name for table in tables for name in table.columns}
+    for column in kinds or {}:
+        if column not in known:
+            raise unknown("column in kinds", column, known)
+    assert read.target is not None
+    by_value, classes = class_by_value(labels)
+    kind = kind or ("classes" if classes else _target_kind(tables, read.target))
+    if kind not in ("classes", "real"):
+        raise InputError(f"kind must be classes or real, not {shown(kind)}")
+    return Agreed(read.target, kind, kinds or {}, by_value, classes, read.missing, scale)
+
+
+def _target_kind(tables: Sequence[SiteTable], target: str) -> str:
+    """Words are classes, numbers real; numbers that may be either are refused."""
+    try:
+        numbers = np.concatenate([numbers_of(table.columns[target], "number", "") for table in tables])
+    except InputError:
+        return "classes"
+    try:
+        return kind_of([torch.from_numpy(numbers[~np.isnan(numbers)])])
+    except ValueError as error:
+        raise InputError(f"target {target!r}: {error}") from error
+
+
+def _apart(tables: Sequence[SiteTable], tests: Sequence[SiteTable]) -> list[tuple[SiteTable, SiteTable]]:
+    """Each site's table and its test rows, which came in tables of their own."""
+    given = {table.site: table for table in tests}
+    names = [table.site for table in tables]
+    for site in given:
+        if site not in names:
+            raise unknown("site of the test tables", site, names)
+    return [(table, given.get(table.site, table.pick(np.zeros(0, int)))) for table in tables]
+
+
+def _split(
+    tables: Sequence[SiteTable], how: Agreed, share: float, seed: int | None
+) -> list[tuple[SiteTable, SiteTable]]:
+    """Training and test rows of each site."""
+    if not 0 <= share < 1:
+        raise InputError(f"test must be a share in [0, 1), or tables, not {share}")
+    flags = [_test_rows(table, how, share, seed) for table in tables]
+    return [(table.pick(~rows), table.pick(rows)) for table, rows in zip(tables, flags)]
+
+
+def _test_rows(table: SiteTable, how: Agreed, share: float, seed: int | None) -> np.ndarray:
+    """True for a share of a site's rows, of each class the same; a site draws by its own name, so that it can alone."""
+    order = np.arange(table.rows)
+    if seed is not None:
+        order = np.random.default_rng([seed, zlib.crc32(table.site.encode())]).permutation(order)
+    if how.kind == "classes":
+        words = canonical(table.columns[how.target].data)
+        refuse_gaps(np.array([word is None for word in words]), f"site {table.site}, target {how.target!r}")
+        order = order[np.argsort(words[order].astype(str), kind="stable")]
+    rows = np.zeros(table.rows, bool)
+    rows[order] = np.diff(np.floor(np.arange(table.rows + 1) * share + 0.5)) > 0
+    if rows.all():
+        rows[order[:1]] = False
+    return rows
+
+
+def _is_thin(train: SiteTable, how: Agreed, thin: str) -> bool:
+    """Whether a site is to be left out, as it has one row or one class."""
+    what = f"site {train.site} has {train.rows} row{'s' * (train.rows != 1)} to train on" if train.rows < 2 else ""
+    if how.kind == "classes" and not what:
+        values = canonical(train.columns[how.target].data).tolist()
+        classes = {(how.labels or {}).get(value, value) for value in values}
+        if len(classes) == 1:
+            what = f"site {train.site}, target {how.target!r}: all {train.rows} training rows are {classes.pop()!r}"
+    if not what or (thin == "keep" and train.rows):
+        return False
+    if thin == "refuse" or not train.rows:
+        raise InputError(f"{what}; leave the site out (thin='drop'), or train with it all the same (thin='keep')")
+    warnings.warn(f"{what}; it is left out", UserWarning, stacklevel=4)
+    return True
+
+
+def _clients(parts: Sequence[tuple[SiteTable, SiteTable]], coding: Coding, name: str) -> Clients:
+    train = [coding.rows(table) for table, _ in parts]
+    test = [coding.rows(table, shifts=False) for _, table in parts]
+    _warn([note for pair in zip(train, test) for _, notes in pair for note in notes])
+    x, test_x = (np.concatenate([rows for rows, _ in side]) for side in (train, test))
+    y, test_y = (np.concatenate([coding.targets(pair[i]) for pair in parts]) for i in (0, 1))
+    owner, test_owner = (
+        torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([pair[i].rows for pair in parts]))
+        for i in (0, 1)
+    )
+    data = _dataset(x, y, test_x, test_y, coding, name)
+    names = tuple(table.site for table, _ in parts)
+    data = replace(data, owner=owner, test_owner=test_owner if len(test_owner) else None, owner_names=names)
+    return data.split(natural(), len(parts))
+
+
+def _dataset(
+    x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray, coding: Coding, name: str
+) -> Dataset:
+    inputs, targets, test_inputs, test_targets = (torch.from_numpy(part) for part in (x, y, test_x, test_y))
+    scale = None
+    if coding.target_scale is not None:
+        scale = Scale(*(torch.tensor([v], dtype=torch.float32) for v in coding.target_scale))
+        targets, test_targets = (scale.apply(part.reshape(-1, 1)) for part in (targets, test_targets))
+    return Dataset(
+        name,
+        inputs,
+        targets,
+        test_inputs,
+        test_targets,
+        coding.kind,
+        len(coding.classes) or 1,
+        coding.preparation(),
+        coding.classes,
+        scale,
+        columns=coding.names,
+        coding=coding,
+    )
+
+
+def _warn(notes: Sequence[str]) -> None:
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=4)

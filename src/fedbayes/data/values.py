@@ -1,0 +1,41 @@
+"""A column of a table: numbers, or texts, with what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Values(NamedTuple):
+    """A column: float64 with nan where a value is missing, or texts with None; `kind` where its source says it.
+
+    `kind` is "number", "date" (days since 1970), "ordered" (with `order`), "category", or "" for texts that may be
+    anything.
+    """
+
+    data: np.ndarray
+    kind: str = ""
+    order: tuple[str, ...] = ()
+
+
+def texts(words: Sequence[str | None]) -> np.ndarray:
+    column = np.empty(len(words), object)
+    column[:] = words
+    return column
+
+
+def canonical(values: np.ndarray) -> np.ndarray:
+    """Values as texts by which categories are told apart: 1, 1.0 and "1.0" are all "1"; None where one is missing."""
+    return texts([_word(v) for v in values.tolist()])
+
+
+def _word(value: Any) -> str | None:
+    if value is None or value != value:
+        return None
+    try:
+        number = float(value)
+        return str(int(number)) if number.is_integer() else str(value)
+    except (ValueError, OverflowError):
+        return str(value)

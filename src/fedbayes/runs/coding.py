@@ -1,0 +1,59 @@
+"""How a run's tables were coded, kept beside its checkpoints: predictions code new rows by it, whatever becomes of the
+tables."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fedbayes.data import Clients, Coding, blank, read_coding
+from fedbayes.data.ragged import Ragged
+from fedbayes.errors import InputError
+from fedbayes.experiments.build import clients_of
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.experiments.keys import TABLES
+
+FILE = "coding.json"
+
+
+def keep(folder: Path, coding: Coding | None) -> None:
+    """Write a run's coding; refuse another than the one that is there."""
+    path = folder / FILE
+    if coding is None:
+        return
+    if not path.is_file():
+        coding.save(path)
+    elif read_coding(path) != coding:
+        raise InputError(
+            f"the tables have changed since the run in {folder} began (see {path}): put them back, or run into another "
+            "folder"
+        )
+
+
+def clients_by(experiment: Experiment, folder: Path) -> Clients | None:
+    """The clients of a run on tables, by the coding that it keeps; None where it keeps none.
+
+    Where the tables are not here, one typical row stands for them: enough to predict, not to score.
+    """
+    path = folder / FILE
+    if experiment.data != TABLES or not path.is_file():
+        return None
+    options = {**experiment.data_options, "coding": str(path)}
+    try:
+        return clients_of(replace(experiment, data_options=options))
+    except InputError as error:
+        warnings.warn(f"{error}: without its tables the run can predict, and not be scored", UserWarning, stacklevel=3)
+    coding = read_coding(path)
+    return without_rows(coding)
+
+
+def without_rows(coding: Coding) -> Clients:
+    """Clients in name only: one typical row stands for the rows of each."""
+    sites = len(coding.sites)
+    none = Ragged.of_lists([torch.zeros(0, dtype=torch.int64)] * sites)
+    return Clients(
+        blank(coding), Ragged.of_lists([torch.zeros(1, dtype=torch.int64)] * sites), none, none.flat, coding.sites
+    )
