@@ -29,6 +29,17 @@ def broken_blobs() -> Dataset:
     return from_arrays(x, data.y, name="blobs")
 
 
+def survivors(client: int | None = None, rows: int = 24) -> Dataset:
+    """Survival at one of three sites, cut at times that all share; the server has one row."""
+    random = torch.Generator().manual_seed(5 if client is None else client)
+    n = 1 if client is None else rows + 8
+    x = torch.randn(n, 2, generator=random)
+    time = -torch.rand(n, generator=random).log() * torch.exp(-x[:, 0]) + 0.01
+    event = (torch.rand(n, generator=random) < 0.7).float()
+    y, cut = torch.stack([time, event], 1), 1 if client is None else rows
+    return from_arrays(x[:cut], y[:cut], x[cut:], y[cut:], kind="survival", times=(0.3, 0.8, 2.0), name="survivors")
+
+
 def at_home(rows: int = 20):
     """Two clients with data of their own."""
     data = blobs()

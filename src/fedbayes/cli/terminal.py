@@ -17,7 +17,7 @@ from fedbayes.report.wording import TITLES, best_of, beyond
 from fedbayes.runs.records import Arrays, RunFiles
 from fedbayes.training import influence
 
-LIVE = ("accuracy", "rmse", "nll", "ece")
+LIVE = ("accuracy", "concordance", "rmse", "nll", "ece")
 SHOWN = 3  # clients that a line names
 SHADES = " .:-=+*#%@"
 

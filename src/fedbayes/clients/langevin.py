@@ -166,7 +166,7 @@ def _measure(teacher: Model) -> Step:
     def measure(state: State, b: Batch, tape: Tape, info: Info) -> State:
         vectors, static = state.teacher[:2]
         weights = teacher.weights({**vectors, **_unchanged(teacher, state.teacher, info)})
-        rows = -teacher.likelihood.log_prob(teacher.output(weights, b.x), b.y, weights)
+        rows = -teacher.log_prob(teacher.output(weights, b.x), b.y, b.mask, weights)
         live = rows if b.mask is None else torch.where(b.mask, rows, 0)
         total = torch.where(b.step == 0, 0, state.measured) + live.sum()
         square = torch.stack([v.square().sum() for v in vectors.values()]).sum()

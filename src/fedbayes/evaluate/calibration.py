@@ -115,8 +115,8 @@ def conformal(
     """
     held = held or held_out(run)
     p, kind = held.p, held.p.kind
-    if kind == "labels":
-        raise InputError("conformal: the run predicts independent labels; sets are for one class, intervals for reals")
+    if kind in ("labels", "survival"):
+        raise InputError(f"conformal: the run predicts {kind}; sets are for one class, intervals for reals")
     if kind == "classes" and score not in SET_SCORES:
         raise unknown("conformal score", score, SET_SCORES)
     if kind == "real" and by_class:
@@ -170,8 +170,7 @@ def distinct(sites: Iterable[Tensor]) -> Iterable[Tensor]:
 
 def rows_of(p: Predictive, rows: Tensor) -> Predictive:
     """Some rows of a prediction."""
-    names = ("mean", "aleatoric", "epistemic", "expected_entropy")
-    return p._replace(**{name: getattr(p, name)[rows.to(p.mean.device)] for name in names})
+    return p.at(rows)
 
 
 def scale_of(p: Predictive, spread: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ OF_KIND: dict[str, tuple[str, ...]] = {
     "classes": tuple(SCORES),
     "labels": ("max_logit", "entropy", "mutual_information", "epistemic", "mahalanobis"),
     "real": ("epistemic", "mahalanobis"),
+    "survival": ("epistemic", "mahalanobis"),
 }
 BETWEEN_DRAWS = ("mutual_information", "epistemic")
 
@@ -217,7 +218,7 @@ def _outputs(
 def _of_outputs(model: Model, temperature: float) -> dict[str, Callable[[Tensor], Tensor]]:
     """Scores of outputs [Z, n, C]."""
     kind = model.likelihood.kind
-    if kind == "real":
+    if kind in ("real", "survival"):
         return {"epistemic": lambda f: f.var(0, correction=0).sum(-1)}
     if kind == "labels":
         return {

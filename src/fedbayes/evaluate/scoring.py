@@ -89,7 +89,7 @@ def score_run(run: Run, *, draws: int | None = None, repeats: int = REPEATS) -> 
         "repeats": len(seeds),
         "scores": {name: figure([one[name] for one in each]) for name in each[0]},
     }
-    if data.kind != "labels":
+    if data.kind in ("classes", "real"):
         held = calibrate.held_out(run, draws=draws)
         scores["calibrated_by"] = held.source
         if data.kind == "classes":
@@ -158,19 +158,18 @@ def _predicted(run: Run, x: Tensor, draws: int, seed: int) -> Predictive:
     x = x.to(run.task.device)
     dropout, closed = program.prediction.dropout, program.prediction.closed
     p = predictive(program.model, run.parts, x, draws=draws, seed=seed, dropout=dropout, closed=closed)
-    return p._replace(**{n: getattr(p, n).cpu() for n in ("mean", "aleatoric", "epistemic", "expected_entropy")})
+    return p.cpu()
 
 
 def _scores(p: Predictive, y: Tensor) -> dict[str, float | None]:
     """Scores by name; None where one has no value, such as telling wrong from right when nothing is wrong."""
-    sums_of, scores_of = of.SUMS[p.kind]
-    table: dict[str, float | None] = {}
+    table: dict[str, float | None] = dict(of.SUMS[p.kind][1](p.sums(y)))
+    if p.kind == "survival":
+        return table | _survival_scores(p, y)
     if p.kind == "real":
-        table |= scores_of(sums_of(p.mean, p.total, y))
         if bool((p.total > 0).all()):
             table["sharpness"] = of.sharpness(p.mean, p.total.sqrt(), y)
         return table
-    table |= scores_of(sums_of(p.probs, y))
     if p.kind == "labels":
         return table
     table["classwise_ece"] = of.classwise_ece(p.probs, y)
@@ -183,6 +182,17 @@ def _scores(p: Predictive, y: Tensor) -> dict[str, float | None]:
         table[f"misclassification_{name}"] = None if silent or not mixed else of.misclassification_auroc(part, right)
         table[f"retention_{name}"] = None if silent else of.retention_area(part, right)
     return table
+
+
+def _survival_scores(p: Predictive, y: Tensor) -> dict[str, float | None]:
+    """Uno's concordance, and the calibration error at the middle of the times."""
+    middle = len(p.times) // 2
+    chances = p.survival[:, middle]
+    known = bool((y[:, 1] > 0).any())
+    return {
+        "concordance_ipcw": of.concordance_ipcw(of.risk_of(p.survival), y) if known else None,
+        "calibration": of.survival_calibration(chances, y, p.times[middle], min(5, len(y))).error,
+    }
 
 
 def _union(sites: Iterable[Tensor]) -> Tensor:

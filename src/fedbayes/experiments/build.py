@@ -23,7 +23,7 @@ from fedbayes.experiments.own_pieces import dealing, stages_of
 from fedbayes.experiments.sites import alone, asks_for_client, everybody
 from fedbayes.federation.bounds import mildly_bounded
 from fedbayes.methods import METHODS, Method, method_named
-from fedbayes.model.likelihood import LIKELIHOODS, Likelihood
+from fedbayes.model.likelihood import LIKELIHOODS, Likelihood, name_and_options
 from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import seeded
@@ -43,9 +43,9 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
         method = method_of(x)
     if clients is None:
         clients = clients_of(x)
-    if network is None:
-        network = network_of(x, clients.data)
     likelihood = likelihood_of(x, clients.data)
+    if network is None:
+        network = network_of(x, clients.data, likelihood.width)
     with naming("experiment"):
         task = prepare(
             network,
@@ -203,8 +203,8 @@ def partition_of(x: Experiment, data: Dataset) -> Dealer:
     return called(PARTITIONS[x.partition], x.partition_options, f"partition {x.partition}")
 
 
-def network_of(x: Experiment, data: Dataset) -> nn.Module:
-    """The experiment's network with weights that depend on the seed alone.
+def network_of(x: Experiment, data: Dataset, width: int = 1) -> nn.Module:
+    """The experiment's network with weights that depend on the seed alone; `width` outputs for each of the targets'.
 
     The user's own object is a module, or is called with the shape of an input and the number of outputs, or with
     nothing where it takes no such arguments. Option `dropout` is a rate of dropout after every linear map and
@@ -216,18 +216,18 @@ def network_of(x: Experiment, data: Dataset) -> nn.Module:
             raise InputError("network: undropped spares layers from dropout, but none is given; set dropout = 0.2")
         options = {k: v for k, v in x.network_options.items() if k not in dropout_options}
         with naming("network"):
-            plain = network_of(replace(x, network_options=options), data)
+            plain = network_of(replace(x, network_options=options), data, width)
             return with_dropout(plain, dropout_options["dropout"], but=dropout_options.get("undropped", ()))
     with naming("network"):
         if ":" not in x.network:
-            return network_named(x.network, data.seen_shape, data.classes, seed=x.seed, **x.network_options)
+            return network_named(x.network, data.seen_shape, data.classes * width, seed=x.seed, **x.network_options)
         source = imported(x.network, "network")
         if isinstance(source, nn.Module):
             return source
         where = torch.device("cuda") if torch.cuda.is_available() else None  # a user's network may be made there
         with seeded(x.seed, "network", x.network, device=where), users_code("network", x.network):
             needed = [p for p in parameters(source) if p.default is p.empty and p.name not in x.network_options]
-            network = source(*(data.seen_shape, data.classes)[: len(needed)], **x.network_options)
+            network = source(*(data.seen_shape, data.classes * width)[: len(needed)], **x.network_options)
     if not isinstance(network, nn.Module):
         raise InputError(f"network {x.network} gave a {type(network).__name__}; it must give a torch.nn.Module")
     return network
@@ -241,15 +241,14 @@ def _takes_dropout(network: str) -> bool:
 
 def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:
     """The named likelihood, or the one that the data's targets ask for."""
-    name = x.likelihood or data.kind
+    name = x.likelihood
     with naming("likelihood"):
-        if ":" in name:
+        if name is not None and ":" in name:
             source = imported(name, "likelihood")
             with users_code("likelihood", name):
                 likelihood = source if isinstance(source, Likelihood) else source(**x.likelihood_options)
             if not isinstance(likelihood, Likelihood):
                 raise InputError(f"likelihood {name} gave a {type(likelihood).__name__}; it must give a Likelihood")
             return likelihood
-        if name not in LIKELIHOODS:
-            raise unknown("likelihood", name, LIKELIHOODS)
-        return called(LIKELIHOODS[name], x.likelihood_options, f"likelihood {name}")
+        name, options = name_and_options(data, name, x.likelihood_options)
+        return called(LIKELIHOODS[name], options, f"likelihood {name}")

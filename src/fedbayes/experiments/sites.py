@@ -73,7 +73,7 @@ def _ask(function: Site, options: Mapping[str, Any], client: int | None, like: D
     if like is not None:
         if data.coding != like.coding:
             raise InputError(f"data for {who} is coded otherwise than the server's; give all the same coding")
-        for name in ("kind", "classes", "shape", "prepare"):
+        for name in ("kind", "classes", "shape", "prepare", "times"):
             if getattr(data, name) != getattr(like, name):
                 raise InputError(
                     f"data for {who}: {name} is {getattr(data, name)!r}, the server's is {getattr(like, name)!r}"

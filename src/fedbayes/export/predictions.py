@@ -155,8 +155,8 @@ def flagged(run: Run, arrays: Arrays, measure: str, *, draws: int | None = None)
     if measure not in MEASURES:
         raise unknown("measure of --ood", measure, MEASURES)
     data = run.task.clients.data
-    if measure == "entropy" and data.kind == "real":
-        raise InputError("--ood by entropy needs classes; a regression is flagged by epistemic")
+    if measure == "entropy" and data.kind in ("real", "survival"):
+        raise InputError(f"--ood by entropy needs classes; {data.kind} targets are flagged by epistemic")
     if not len(data.test_x):
         raise InputError(f"--ood needs test rows to set its threshold by, and {data.name} has none")
     usual = _measure(prediction_arrays(run.predict(data.test_x, draws=draws)), measure)
@@ -174,7 +174,7 @@ def _measure(arrays: Arrays, name: str) -> np.ndarray:
 
 def as_csv(arrays: Arrays) -> str:
     """One line per row: the first choice, probabilities or means, traces of the parts, entropies, the flag."""
-    centre = arrays["probs" if "probs" in arrays else "mean"]
+    centre = arrays[_centre(arrays)]
     columns: dict[str, list[object]] = {"row": list(range(len(centre)))}
     if "probs" in arrays:
         names = arrays["class_names"].tolist() if "class_names" in arrays else list(map(str, range(centre.shape[1])))
@@ -182,6 +182,10 @@ def as_csv(arrays: Arrays) -> str:
         columns["class"] = [names[c] for c in first]
         columns["confidence"] = _plain(centre.max(-1))
         columns |= {f"p_{name}": _plain(centre[:, c]) for c, name in enumerate(names)}
+    elif "survival" in arrays:
+        parts = {"alive": centre, "low": arrays["low"], "high": arrays["high"]}
+        for name, values in parts.items():
+            columns |= {f"{name}_{t:g}": _plain(values[:, j]) for j, t in enumerate(arrays["times"].tolist())}
     else:
         columns |= {f"mean_{d}": _plain(centre[:, d]) for d in range(centre.shape[1])}
     for part in ("aleatoric", "epistemic", "entropy", "expected_entropy", "mutual_information"):
@@ -196,6 +200,11 @@ def as_csv(arrays: Arrays) -> str:
     return text.getvalue()
 
 
+def _centre(arrays: Arrays) -> str:
+    """What the prediction itself is called."""
+    return next(name for name in ("probs", "survival", "mean") if name in arrays)
+
+
 def _plain(values: np.ndarray) -> list[object]:
     return [f"{v:.9g}" for v in values]
 
@@ -204,10 +213,11 @@ def prediction_table(arrays: Arrays) -> Table:
     """The first rows of a prediction for reading."""
     table = Table(box=box.SIMPLE_HEAD)
     classes, marked = "probs" in arrays, "ood" in arrays
-    titles = ["row", "class" if classes else "mean", *(["probability"] if classes else []), "aleatoric", "epistemic"]
+    what = "class" if classes else "survival by time" if "survival" in arrays else "mean"
+    titles = ["row", what, *(["probability"] if classes else []), "aleatoric", "epistemic"]
     for title in [*titles, *(["never seen"] if marked else [])]:
         table.add_column(title, justify="right")
-    centre = arrays["probs" if classes else "mean"]
+    centre = arrays[_centre(arrays)]
     for i in range(min(len(centre), SHOWN)):
         parts = [f"{float(arrays[part][i].sum()):.4g}" for part in ("aleatoric", "epistemic")]
         if classes:

@@ -68,6 +68,13 @@ def summary(
                 epistemic * units[1] ** 2,
             )
         return {"mean": mean, "aleatoric": aleatoric, "epistemic": epistemic}
+    if kind == "survival":
+        ranked, last, ends = means.sort(0).values, means.shape[0] - 1, []
+        for place in (0.05 * last, 0.95 * last):  # 90 % of the draws lie between them
+            below = int(place)
+            ends.append(ranked[below] + (place - below) * (ranked[min(below + 1, last)] - ranked[below]))
+        parts = {"aleatoric": aleatoric, "epistemic": epistemic}
+        return {"survival": mean, "low": ends[0], "high": ends[1], **parts}
 
     def entropy(p: Tensor) -> Tensor:
         own = -p * p.clamp(min=1e-38).log()
@@ -219,6 +226,7 @@ def _card(run: Run, what: str, predictor: Predictor, x: Tensor) -> dict[str, Any
         "columns": list(data.columns),
         **({} if data.coding is None else {"coding": data.coding.as_table()}),
         "class_names": list(data.class_names),
+        **({"times": list(run.task.program.model.likelihood.times)} if data.kind == "survival" else {}),
         "rounds": run.progress.state.round,
     }
 

@@ -119,7 +119,9 @@ def _slot(context: Context, key: str) -> Slot:
 def _say(record: Record) -> None:
     """One line a round: who answered, what it scored, who was left out."""
     scores = {**record.get("test", {})}
-    shown = " ".join(f"{name} {scores[name]:.4f}" for name in ("accuracy", "rmse", "nll", "ece") if name in scores)
+    shown = " ".join(
+        f"{name} {scores[name]:.4f}" for name in ("accuracy", "concordance", "rmse", "nll", "ece") if name in scores
+    )
     left = "".join(f"; client {k} left out: {why}" for k, why in record["left_out"].items())
     notes = "".join(f"; {note}" for note in record.get("notes", []))
     owner = influence.owner(record)

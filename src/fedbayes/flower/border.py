@@ -242,7 +242,8 @@ def scores_of(answer: Answer, expected: Head, kind: str, rows: int) -> Scores:
 def sums_like(kind: str) -> Sums:
     """Sums of one row of one class, for their names and shapes."""
     row = torch.ones(1, 1)
-    return SUMS[kind][0](row, *([row] if kind == "real" else []), row[:, 0] * 0 if kind == "classes" else row)
+    target = row[:, 0] * 0 if kind == "classes" else torch.ones(1, 2) if kind == "survival" else row
+    return SUMS[kind][0](row, *([row] if kind == "real" else []), target)
 
 
 def _ranges(kind: str, sums: Mapping[str, np.ndarray]) -> dict[str, Any]:

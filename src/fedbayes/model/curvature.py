@@ -40,7 +40,7 @@ def check_curvature(group: Group, structure: str) -> None:
     """Refuse what has no such curvature, before any training."""
     likelihood = group.model.likelihood
     fixed = likelihood.scale is not None or likelihood.parameters
-    if likelihood.kind == "real" and (likelihood.width != 1 or not fixed):
+    if likelihood.kind == "survival" or (likelihood.kind == "real" and (likelihood.width != 1 or not fixed)):
         raise InputError("laplace: this likelihood's curvature is not known; use classes, labels or a normal")
     if structure == "kron" and not group.linear:
         raise InputError("hessian: kron is for the network's last linear map; use diag or full for other weights")

@@ -200,9 +200,16 @@ class Model:
         with torch.autocast(x.device.type, torch.bfloat16):
             return call(module, tensors, self.inputs(x)).float()
 
+    def log_prob(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
+        """Log-likelihoods of the rows of a batch; those of rows that are not live mean nothing."""
+        absent = self.likelihood.absent
+        if mask is not None and absent is not None:
+            y = torch.stack([torch.where(mask, y[..., i], value) for i, value in enumerate(absent)], -1)
+        return self.likelihood.log_prob(output, y, weights)
+
     def nll(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
         """Mean negative log-likelihood over the live rows of a batch."""
-        rows = -self.likelihood.log_prob(output, y, weights)
+        rows = -self.log_prob(output, y, mask, weights)
         if mask is None:
             return rows.mean()
         live = mask.to(rows.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from fedbayes.model.likelihood import Weights
 from fedbayes.model.model import Model
 from fedbayes.noise import Tape, address, generator, seeded
 from fedbayes.posterior.values import Draws, Grafted, LowRank, Point, Posterior
+from fedbayes.scores.additive import SUMS, Sums
 
 
 class Predictive(NamedTuple):
@@ -23,6 +24,7 @@ class Predictive(NamedTuple):
     `mean` [N, C] are class (or label) probabilities, or means of real targets. `aleatoric` [N, C] is the variance that
     remains when the weights are known, averaged over draws; `epistemic` [N, C] the variance between draws; they add up
     to `total` (Kwon et al., 2018; for classes the diagonals of FedUAB eq. 12, `.sum(-1)` gives the trace).
+    Of survival the `mean` is the curve at `times`; 90 % of the draws' curves lie between `low` and `high`.
     """
 
     mean: Tensor
@@ -30,6 +32,9 @@ class Predictive(NamedTuple):
     epistemic: Tensor
     expected_entropy: Tensor  # [N], mean over draws of the entropy of one draw's prediction, in nats
     kind: str = "classes"
+    low: Tensor | None = None
+    high: Tensor | None = None
+    times: tuple[float, ...] = ()
 
     @property
     def probs(self) -> Tensor:
@@ -37,6 +42,33 @@ class Predictive(NamedTuple):
         if self.kind == "real":
             raise TypeError("a regression has no class probabilities; use .mean and .total")
         return self.mean
+
+    @property
+    def survival(self) -> Tensor:
+        """Chances [N, T] of no event until each of `times`."""
+        if self.kind != "survival":
+            raise TypeError(f"this predicts {self.kind}, no survival")
+        return self.mean
+
+    def at(self, rows: Tensor) -> Predictive:
+        """Some rows of it."""
+        return self._each(lambda t: t[rows.to(t.device)])
+
+    def cpu(self) -> Predictive:
+        """The same on the host."""
+        return self._each(lambda t: t.cpu())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Predictive:
+        return Predictive._make(change(t) if isinstance(t, Tensor) else t for t in self)
+
+    def sums(self, y: Tensor) -> Sums:
+        """The sums behind the scores for targets in their own units."""
+        sums = SUMS[self.kind][0]
+        if self.kind == "real":
+            return sums(self.mean, self.total, y)
+        if self.kind == "survival":
+            return sums(self.mean, y, times=torch.tensor(self.times, device=self.mean.device))
+        return sums(self.mean, y)
 
     @property
     def total(self) -> Tensor:
@@ -51,6 +83,12 @@ class Predictive(NamedTuple):
     def mutual_information(self) -> Tensor:
         """What the draws disagree on, [N] in nats; higher means less familiar."""
         return (self.entropy - self.expected_entropy).clamp(min=0)
+
+
+def joined(pieces: Sequence[Predictive]) -> Predictive:
+    """Predictions of one kind, one after another."""
+    columns = zip(*pieces)
+    return Predictive._make(torch.cat(own) if isinstance(own[0], Tensor) else own[0] for own in columns)
 
 
 def _entropy(probs: Tensor, kind: str) -> Tensor:
@@ -100,7 +138,7 @@ def _normals(draws: int, weights: int, device: torch.device, place: tuple[int | 
     return torch.randn(draws, weights, generator=generator(*place)).to(device)
 
 
-Summaries = tuple[Tensor, ...]  # the first four fields of a Predictive
+Summaries = tuple[Tensor, ...]  # the first four fields of a Predictive; of survival its band too
 Own = dict[str, Posterior]
 Carry = Callable[[Callable[[Own], Summaries], Own], Summaries]
 
@@ -154,13 +192,28 @@ def predictive(
             return tuple(torch.cat(column) for column in zip(*pieces))
 
         summaries = directly(summarise, own) if dropout else carry(summarise, own)
-    mean, aleatoric, epistemic, entropy = summaries
-    return _in_units(model, _noisy(parts, Predictive(mean, aleatoric, epistemic, entropy, model.likelihood.kind)))
+    mean, aleatoric, epistemic, entropy, *band = summaries
+    low, high = band or (None, None)
+    kind, times = model.likelihood.kind, model.likelihood.times
+    whole = Predictive(mean, aleatoric, epistemic, entropy, kind, low, high, times)
+    return _in_units(model, _noisy(parts, whole))
 
 
 def _summaries(means: Tensor, variances: Tensor, kind: str) -> Summaries:
     centre = means.mean(0)
-    return centre, variances.mean(0), (means - centre).square().mean(0), _entropy(means, kind).mean(0)
+    four = centre, variances.mean(0), (means - centre).square().mean(0), _entropy(means, kind).mean(0)
+    return (*four, *band_of(means)) if kind == "survival" else four
+
+
+def band_of(means: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
+    """The quantiles of draws [Z, ...] between which so large a share of them lies, interpolated."""
+    ranked, last = means.sort(0).values, means.shape[0] - 1
+    ends = []
+    for place in (last * (1 - level) / 2, last * (1 + level) / 2):
+        below = int(place)
+        above = min(below + 1, last)
+        ends.append(ranked[below] + (place - below) * (ranked[above] - ranked[below]))
+    return ends[0], ends[1]
 
 
 def _in_units(model: Model, p: Predictive) -> Predictive:

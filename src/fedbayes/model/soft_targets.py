@@ -12,7 +12,7 @@ from fedbayes.model.likelihood import Likelihood, Weights
 def soft_targets(likelihood: Likelihood, output: Tensor, weights: Weights) -> Tensor:
     """The predictive distribution of outputs [..., B, C] as targets [..., B, S, C].
 
-    Probabilities of classes or labels (S = 1), or mean and variance of real targets (S = 2).
+    Probabilities of classes or labels, or survival curves (S = 1), or mean and variance of real targets (S = 2).
     """
     mean, variance = likelihood.moments(output, weights)
     return mean[..., None, :] if likelihood.kind != "real" else torch.stack([mean, variance], -2)
@@ -37,17 +37,26 @@ def sharpened(likelihood: Likelihood, targets: Tensor, temperature: float) -> Te
 def cross_entropy(likelihood: Likelihood, output: Tensor, weights: Weights, targets: Tensor) -> Tensor:
     """E[-log p(y | output)] over y from the soft targets [B, S, C], one number for each row.
 
-    Classes: -sum_c t_c log p_c. Labels: the same for each label. Real: that of one normal under another.
+    Classes: -sum_c t_c log p_c; so too for the interval of an event. Labels: the same for each label. Real: that of one
+    normal under another.
     """
     if likelihood.kind == "classes":
         return -(targets[:, 0] * output.log_softmax(-1)).sum(-1)
     if likelihood.kind == "labels":
         return F.binary_cross_entropy_with_logits(output, targets[:, 0], reduction="none").sum(-1)
     mean, variance = likelihood.moments(output, weights)
+    if likelihood.kind == "survival":
+        return -(_deaths(targets[:, 0]) * _deaths(mean).clamp(min=1e-12).log()).sum(-1)
     if likelihood.scale is None and likelihood.width == 1 and not likelihood.parameters:
         return 0.5 * (mean - targets[:, 0]).square().sum(-1)  # of a likelihood of the user's own no variance is known
     gap = (mean - targets[:, 0]).square() + targets[:, 1]
     return 0.5 * (gap / variance + variance.log()).sum(-1)
+
+
+def _deaths(curve: Tensor) -> Tensor:
+    """The chances of an event in each interval, and of none, from curves [B, J]."""
+    one, none = torch.ones_like(curve[:, :1]), torch.zeros_like(curve[:, :1])
+    return torch.cat([one, curve], -1) - torch.cat([curve, none], -1)
 
 
 def mean_over_live(rows: Tensor, mask: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from fedbayes.report.wording import TITLES
 CURVES = {
     "accuracy": ("Accuracy", "Share of test rows that are right. Higher is better."),
     "exact_match": ("Exact match", "Share of test rows with all labels right. Higher is better."),
+    "concordance": ("Concordance", "Share of pairs of test rows whose order of events was foreseen. Higher is better."),
     "rmse": ("RMSE", "Root mean square error, in the target's units. Lower is better."),
     "nll": ("NLL", "Negative log-likelihood of the true target: punishes being sure and wrong. Lower is better."),
     "ece": ("ECE", "How far confidence is from accuracy, on average over 15 bins. Lower is better."),
@@ -43,7 +44,9 @@ def costs(m: Material) -> Section | None:
     if not runs:
         return None
     figures: list[Figure | str] = [_table(runs)]
-    score = next((s for s in ("accuracy", "exact_match", "rmse") if any(s in r.files.scores for r in runs)), None)
+    score = next(
+        (s for s in ("accuracy", "exact_match", "concordance", "rmse") if any(s in r.files.scores for r in runs)), None
+    )
     if score:
         by_bytes, by_time = [], []
         for run in runs:

@@ -39,6 +39,12 @@ class Shown(NamedTuple):
         whole = "labels" in arrays and ("probs" in arrays or "mean" in arrays)
         return arrays if whole else {}
 
+    @property
+    def survival(self) -> Arrays:
+        """The evaluation where it holds survival curves with their targets, else nothing."""
+        arrays = self.files.evaluation
+        return arrays if "labels" in arrays and "survival" in arrays else {}
+
     def curve(self, x: object, y: object) -> Curve:
         """A line in this run's look."""
         return Curve(self.name, self.ink, self.dash, self.number, x, y)  # type: ignore[arg-type]
@@ -226,6 +232,8 @@ def _lacking(run: Shown) -> list[str]:
             f"{run.name} is not finished: round {done} of {of}. Its predictions are missing: "
             f"`fedbayes resume {files.folder}` completes them."
         )
+        return notes
+    if run.survival:
         return notes
     if not run.predictions:
         notes.append(

@@ -17,6 +17,7 @@ from fedbayes.report.material import Card, Figure, Material, Section
 from fedbayes.report.outside import outside
 from fedbayes.report.overview import closing, missing, settings, what_was_run
 from fedbayes.report.people import clients
+from fedbayes.report.survival import survival
 from fedbayes.version import __version__
 
 STUCK = 6  # with more runs their boxes do not stay in view: they would cover the page
@@ -27,6 +28,7 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     three,
     calibration,
     intervals,
+    survival,
     retained,
     outside,
     plane,

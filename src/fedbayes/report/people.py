@@ -15,7 +15,7 @@ from fedbayes.runs.records import Arrays
 WIDEST = 160  # clients in a picture
 WORST = 8
 HOMES = 4  # spreads of data with a picture of their own
-SCORES = {"accuracy": "accuracy ↑", "exact_match": "exact match ↑", "rmse": "RMSE ↓"}
+SCORES = {"accuracy": "accuracy ↑", "exact_match": "exact match ↑", "concordance": "concordance ↑", "rmse": "RMSE ↓"}
 
 
 def clients(m: Material) -> Section | None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 TITLES = {
     "accuracy": "accuracy ↑",
     "exact_match": "exact match ↑",
+    "concordance": "concordance ↑",
+    "concordance_ipcw": "concordance (Uno) ↑",
     "nll": "NLL ↓",
     "brier": "Brier ↓",
     "ece": "ECE ↓",
@@ -14,6 +16,7 @@ TITLES = {
     "crps": "CRPS ↓",
     "coverage50": "in 50 %",
     "coverage90": "in 90 %",
+    "calibration": "calibration error ↓",
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedbayes.data import Dataset
 from fedbayes.engine.clock import FILES, share
 from fedbayes.files import write_atomically
-from fedbayes.model.predictive import Predictive
+from fedbayes.model.predictive import Predictive, joined
 from fedbayes.runs.numbers import extremes
 from fedbayes.scores import SUMS
 from fedbayes.training.personal import personal_predictions
@@ -56,14 +56,11 @@ def predictions(run: Run) -> tuple[Any, Tensor, list[Tensor]]:
     if not by_client:
         return None, torch.zeros(0, dtype=torch.int64), []
     pieces = [p for _, p in by_client.values()]
-    mean, aleatoric, epistemic, entropy = (
-        torch.cat(column) for column in zip(*((p.mean, p.aleatoric, p.epistemic, p.expected_entropy) for p in pieces))
-    )
     starts = torch.tensor([0, *(len(rows) for rows, _ in by_client.values())]).cumsum(0).tolist()
     places = {k: torch.arange(a, b) for k, a, b in zip(by_client, starts, starts[1:])}
     empty = torch.zeros(0, dtype=torch.int64)
     return (
-        Predictive(mean, aleatoric, epistemic, entropy, pieces[0].kind),
+        joined(pieces),
         torch.cat([rows for rows, _ in by_client.values()]),
         [places.get(k, empty) for k in range(len(clients))],
     )
@@ -87,8 +84,11 @@ def save(path: Path, arrays: Mapping[str, Any]) -> None:
 
 def prediction_arrays(p: Predictive) -> dict[str, np.ndarray]:
     """A predictive distribution as arrays: probabilities or means, the parts of its uncertainty."""
-    arrays = {"probs" if p.kind != "real" else "mean": p.mean, "aleatoric": p.aleatoric, "epistemic": p.epistemic}
-    if p.kind != "real":
+    centre = {"real": "mean", "survival": "survival"}.get(p.kind, "probs")
+    arrays = {centre: p.mean, "aleatoric": p.aleatoric, "epistemic": p.epistemic}
+    if p.low is not None and p.high is not None:
+        arrays |= {"low": p.low, "high": p.high, "times": torch.tensor(p.times)}
+    if p.kind in ("classes", "labels"):
         arrays |= {
             "entropy": p.entropy,
             "expected_entropy": p.expected_entropy,
@@ -104,19 +104,17 @@ def targets(data: Dataset, y: Tensor) -> Tensor:
 
 def score_arrays(p: Predictive, y: Tensor, homes: list[Tensor]) -> dict[str, np.ndarray]:
     """Scores of the whole test set, and of each client's own test rows [clients, scores] (nan where it has none)."""
-    sums_of, scores_of = SUMS[p.kind]
-    mean, total = p.mean.cpu(), p.total.cpu()
+    p, scores_of = p.cpu(), SUMS[p.kind][1]
 
-    def scores(at: Tensor | slice) -> dict[str, float]:
-        arguments = (mean[at], total[at], y[at]) if p.kind == "real" else (mean[at], y[at])
-        return scores_of(sums_of(*arguments))
+    def scores(at: Tensor) -> dict[str, float]:
+        return scores_of(p.at(at).sums(y[at]))
 
-    whole = scores(slice(None))
-    each = [list(scores(rows).values()) if len(rows) else [np.nan] * len(whole) for rows in homes]
+    whole = scores(torch.arange(len(y)))
+    each = [(scores(rows) if len(rows) else {}) for rows in homes]
     return {
         "score_names": np.array(list(whole)),
         "scores": np.array(list(whole.values())),
-        "client_scores": np.array(each),
+        "client_scores": np.array([[own.get(name, np.nan) for name in whole] for own in each]),
     }
 
 
@@ -126,7 +124,7 @@ def client_arrays(run: Run) -> dict[str, np.ndarray]:
     arrays = {"client_sizes": clients.sizes.numpy()}
     if clients.names:
         arrays["client_names"] = np.array(clients.names, dtype=str)
-    if clients.data.kind != "real":
+    if clients.data.kind in ("classes", "labels"):
         arrays["label_counts"] = clients.label_counts().numpy()
     return arrays
 

@@ -36,6 +36,14 @@ def kind_of(arrays: Arrays) -> str:
     return "classes" if "probs" in arrays else "real"
 
 
+def kaplan_meier(time: np.ndarray, event: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The times at which events came, and the share without one after each."""
+    times = np.unique(time[event > 0])
+    dead = ((time == times[:, None]) & (event > 0)).sum(1)
+    at_risk = (time >= times[:, None]).sum(1)
+    return times, np.cumprod(1 - dead / np.maximum(at_risk, 1))
+
+
 def right(arrays: Arrays) -> np.ndarray:
     """Whether each prediction is right: the class, all labels, or inside its 90 % interval."""
     labels = arrays["labels"]

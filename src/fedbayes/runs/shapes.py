@@ -15,6 +15,10 @@ EVALUATION = {
     "labels": ("iuf", "n*"),
     "probs": ("f", "nc"),
     "mean": ("f", "nc"),
+    "survival": ("f", "nc"),
+    "low": ("f", "nc"),
+    "high": ("f", "nc"),
+    "times": ("f", "c"),
     "aleatoric": ("f", "nc"),
     "epistemic": ("f", "nc"),
     "entropy": ("f", "n"),
@@ -36,14 +40,20 @@ SAMPLES = {
     "methods": ("U", "m"),
 }
 SAMPLE = {"probs": ("f", "ic"), "aleatoric": ("f", "ic"), "epistemic": ("f", "ic"), "rank": ("f", "i")}
-FINITE = ("probs", "mean", "aleatoric", "epistemic", "entropy", "expected_entropy", "mutual_information", "rank")
+FINITE = (
+    *("probs", "mean", "survival", "low", "high", "times", "aleatoric", "epistemic"),
+    *("entropy", "expected_entropy", "mutual_information", "rank"),
+)
+
+
+CENTRE = {"real": "mean", "survival": "survival"}  # by kind: what a prediction's array is called, else probs
 
 
 def check_evaluation(arrays: Arrays) -> None:
     """Raise a ValueError unless arrays are those of `evaluation.npz`, or a part of them."""
     axes = _check(arrays, EVALUATION)
     kind = str(arrays.get("kind", "classes" if "probs" in arrays else "real"))
-    if kind not in ("classes", "labels", "real"):
+    if kind not in ("classes", "labels", "real", "survival"):
         raise ValueError(f"kind is {kind[:20]!r}")
     if axes.get("m") and axes.get("c", axes["m"]) != axes["m"]:
         raise ValueError(f"{axes['m']} class names for {axes['c']} classes")
@@ -53,12 +63,15 @@ def check_evaluation(arrays: Arrays) -> None:
             raise ValueError(f"{a} and {b} go together")
     if "labels" not in arrays:
         return
-    labels, predicted = arrays["labels"], arrays.get("mean" if kind == "real" else "probs")
+    labels, predicted = arrays["labels"], arrays.get(CENTRE.get(kind, "probs"))
     if predicted is None:
         return
     if kind == "classes":
         _check_within("labels", labels, 0, axes["c"])
-    if labels.size != (len(predicted) if kind == "classes" else predicted.size):
+    if kind == "survival" and "times" not in arrays:
+        raise ValueError("survival and times go together")
+    expected = {"classes": len(predicted), "survival": 2 * len(predicted)}.get(kind, predicted.size)
+    if labels.size != expected:
         raise ValueError(f"labels are {list(labels.shape)} for predictions {list(predicted.shape)}")
     _check_within("thumbnail_rows", arrays.get("thumbnail_rows"), 0, axes["n"])
 

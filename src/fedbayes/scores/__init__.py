@@ -8,6 +8,7 @@ from fedbayes.scores.additive import (
     multilabel_sums,
     regression_scores,
     regression_sums,
+    survival_scores,
 )
 from fedbayes.scores.bins import histogram
 from fedbayes.scores.calibration import (
@@ -79,16 +80,30 @@ from fedbayes.scores.regression import (
     sharpness,
 )
 from fedbayes.scores.retention import Retention, retention_area, retention_curve
+from fedbayes.scores.survival import (
+    AtHorizon,
+    Steps,
+    concordance,
+    concordance_ipcw,
+    integrated_brier,
+    kaplan_meier,
+    risk_of,
+    survival_brier,
+    survival_calibration,
+    survival_sums,
+)
 
 __all__ = [
     "PROBABILITY_EDGES",
     "RESIDUAL_EDGES",
     "SUMS",
     "TEMPERATURES",
+    "AtHorizon",
     "Mahalanobis",
     "Reliability",
     "Resampled",
     "Retention",
+    "Steps",
     "accuracy",
     "adaptive_scores",
     "aupr",
@@ -101,6 +116,8 @@ __all__ = [
     "classification_scores",
     "classification_sums",
     "classwise_ece",
+    "concordance",
+    "concordance_ipcw",
     "conformal_threshold",
     "covariance_sharpness",
     "coverage",
@@ -114,6 +131,8 @@ __all__ = [
     "fpr95",
     "fpr95_of_counts",
     "histogram",
+    "integrated_brier",
+    "kaplan_meier",
     "label_scores",
     "least_ambiguous_scores",
     "mahalanobis",
@@ -143,8 +162,13 @@ __all__ = [
     "resampled",
     "retention_area",
     "retention_curve",
+    "risk_of",
     "rmse",
     "sharpness",
+    "survival_brier",
+    "survival_calibration",
+    "survival_scores",
+    "survival_sums",
     "temperature",
     "temperature_sums",
     "tempered",

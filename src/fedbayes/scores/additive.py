@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.errors import NotFinite
-from fedbayes.scores import calibration, regression
+from fedbayes.scores import calibration, regression, survival
 from fedbayes.scores.bins import width_index
 from fedbayes.scores.proper import FLOOR
 
@@ -113,10 +113,16 @@ def regression_scores(sums: Sums) -> dict[str, float]:
     }
 
 
+def survival_scores(sums: Sums) -> dict[str, float]:
+    """Concordance within sites, NLL by interval, integrated Brier score, and the count."""
+    return survival.survival_scores(sums, _count(sums))
+
+
 SUMS: dict[str, tuple[Callable[..., Sums], Callable[[Sums], dict[str, float]]]] = {
     "classes": (classification_sums, classification_scores),
     "labels": (multilabel_sums, multilabel_scores),
     "real": (regression_sums, regression_scores),
+    "survival": (survival.survival_sums, survival_scores),
 }
 """How rows become sums, and sums scores, by the kind of target."""
 

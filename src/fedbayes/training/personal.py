@@ -117,9 +117,7 @@ def personal_sums(
 
 def sums_of(task: Task, p: Predictive, y: Tensor) -> Sums:
     """The sums behind the scores of a prediction, its targets as the data hold them."""
-    y = in_units(task, y.to(task.device))
-    sums = SUMS[p.kind][0]
-    return sums(p.mean, p.total, y) if p.kind == "real" else sums(p.probs, y)
+    return p.sums(in_units(task, y.to(task.device)))
 
 
 def personal_scores(federations: Sequence[Federation]) -> list[dict[str, float]]:

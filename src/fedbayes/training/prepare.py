@@ -23,7 +23,7 @@ from fedbayes.federation.program import Stage, Store
 from fedbayes.federation.round import at_home, cohort_size, gathering
 from fedbayes.federation.schedule import synchronous
 from fedbayes.methods import METHODS, Method, Setting, method_named
-from fedbayes.model.likelihood import LIKELIHOODS, Likelihood
+from fedbayes.model.likelihood import Likelihood, likelihood_for
 from fedbayes.options import options_of
 from fedbayes.posterior.values import Posterior
 from fedbayes.training.attacked import attacked
@@ -73,7 +73,7 @@ def prepare(
     compile: str = "auto",
     at_once: int | None = None,
     precision: str = "float32",
-    likelihood: Likelihood | None = None,
+    likelihood: Likelihood | str | None = None,
     frozen: tuple[str, ...] = (),
     augment: str | None = None,
     dropout: float = 0.0,
@@ -108,8 +108,8 @@ def prepare(
         method = method_named(method)
     if patience is not None and not validation:
         raise InputError("patience: early stopping needs a validation share too, such as validation=0.1")
-    if monitor == "accuracy" and clients.data.kind == "real":
-        raise InputError(f"monitor: {clients.data.name} is a regression, it has no accuracy; use nll")
+    if monitor == "accuracy" and clients.data.kind in ("real", "survival"):
+        raise InputError(f"monitor: {clients.data.name} has {clients.data.kind} targets, no accuracy; use nll")
     size = cohort_size(cohort, len(clients))
     held, sizes = torch.zeros(0, dtype=torch.int64), None
     if validation:
@@ -120,9 +120,11 @@ def prepare(
     where = device_named(device)
     data = clients.data
     scale = data.target_scale
+    if not isinstance(likelihood, Likelihood):
+        likelihood = likelihood_for(data, likelihood)
     setting = Setting(
         copy.deepcopy(network).to(where),
-        likelihood or LIKELIHOODS[data.kind](),
+        likelihood if likelihood.on is None else likelihood.on(where),
         data.x[:1].to(where),
         frozen,
         data.prepare if isinstance(data.prepare, Prepare) else data.prepare.on(where),

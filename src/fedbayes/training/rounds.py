@@ -246,7 +246,7 @@ def fit(
     compile: str = "auto",
     at_once: int | None = None,
     precision: str = "float32",
-    likelihood: Likelihood | None = None,
+    likelihood: Likelihood | str | None = None,
     frozen: tuple[str, ...] = (),
     augment: str | None = None,
     dropout: float = 0.0,
@@ -280,7 +280,8 @@ def fit(
     - `device`: "cpu", "cuda", "cuda:1"; `precision`: "float32", "tf32" or "bf16"
     - `engine`: "auto", "loop" or "stacked"; `compile`: "auto", "off", "on" or "graph"; `at_once`: clients trained side
       by side
-    - `likelihood`: of the targets, by their kind by default; `frozen`: patterns of weights that are not trained
+    - `likelihood`: of the targets, or its name; by their kind by default
+    - `frozen`: patterns of weights that are not trained
     - `augment`: of images, by name; `dropout`: the share of a cohort that drops out of a round, at random
     - `attack`: what some clients do instead of telling the truth, one of `fb.attacks.ATTACKS`; `attackers`: a share
       or a number of clients, drawn at random, or a list of them (a fifth by default); `attack_strength`: as the attack

@@ -52,7 +52,7 @@ class Memory:
         """Nothing to load: all is in memory."""
 
 
-SHOWN = ("accuracy", "rmse", "nll", "ece")  # scores of a run's short summary
+SHOWN = ("accuracy", "concordance", "rmse", "nll", "ece")  # scores of a run's short summary
 
 
 @dataclass(frozen=True, repr=False)
