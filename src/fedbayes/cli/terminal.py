@@ -14,11 +14,13 @@ from rich.table import Table
 
 from fedbayes.engine.clock import MEANING
 from fedbayes.report.wording import TITLES, best_of, beyond
+from fedbayes.runs.numbers import by_site
 from fedbayes.runs.records import Arrays, RunFiles
 from fedbayes.training import influence
 
 LIVE = ("accuracy", "concordance", "rmse", "nll", "ece")
 SHOWN = 3  # clients that a line names
+SITES = 20  # of a table
 SHADES = " .:-=+*#%@"
 
 
@@ -119,6 +121,35 @@ def closing_table(runs: Iterable[RunFiles]) -> Table:
         cells = [_cell(run.scores.get(name), best[name] if len(runs) > 1 else None) for name in names]
         table.add_row(run.name, *cells, str(len(run.records)), f"{run.seconds:.1f}")
     return table
+
+
+def site_table(run: RunFiles) -> Table | None:
+    """One line per named site, each score with its error, the worst red; then all rows together, and the spread."""
+    found = by_site(run.evaluation)
+    if found is None or len(found.sites) > SITES:
+        return None
+    shown = [(j, name) for j, name in enumerate(found.names) if name in TITLES]
+    table = Table(title=f"{run.name}, by site", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("site", overflow="fold")
+    table.add_column("rows", justify="right")
+    for _, name in shown:
+        table.add_column(TITLES[name], justify="right")
+    worst = {j: found.worst(j, TITLES[name][-1]) for j, name in shown}
+    rows = found.names.index("count")
+    for k, site in enumerate(found.sites):
+        cells = [_figure(found.values[k, j], found.errors[k, j], worst[j] == k) for j, _ in shown]
+        table.add_row(escape(site), f"{np.nan_to_num(found.values[k, rows]):.0f}", *cells)
+    table.add_section()
+    table.add_row("all", f"{found.all[rows]:.0f}", *(_figure(found.all[j], found.all_errors[j]) for j, _ in shown))
+    table.add_row("spread", "", *(_figure(found.spread(j)) for j, _ in shown))
+    return table
+
+
+def _figure(value: float, error: float = np.nan, worst: bool = False) -> str:
+    if not np.isfinite(value):
+        return "-"
+    text = f"{value:.3f}" + (f" ±{error:.3f}".replace("0.", ".", 1) if np.isfinite(error) else "")
+    return f"[red]{text}[/]" if worst else text
 
 
 def shares_table(seconds: Mapping[str, float]) -> Table:

@@ -122,7 +122,7 @@ def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
 
 def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
     with share(START):
-        from fedbayes.cli.terminal import closing_table, samples_text
+        from fedbayes.cli.terminal import closing_table, samples_text, site_table
         from fedbayes.report import write
         from fedbayes.runs.folder import Watch  # noqa: F401  (loads torch)
         from fedbayes.runs.records import arrays_in, runs_in
@@ -137,6 +137,9 @@ def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
     for block in samples_text(shown) if shown else []:
         out.print(f"\n{escape(block)}")
     out.print(closing_table(runs_in(folder)))
+    for table in map(site_table, runs_in(folder)):
+        if table is not None:
+            out.print(table)
     with share(FILES):
         page = write([folder], folder / "report.html")
     out.print(f"report: {page}")

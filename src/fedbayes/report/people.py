@@ -10,10 +10,13 @@ from fedbayes.report.charts import BOTTOM, LEFT, RIGHT, Axes, line_chart, thinne
 from fedbayes.report.drawing import Box, Dots, Drawing, Mark, Text, bounds
 from fedbayes.report.learning import key, table
 from fedbayes.report.material import Card, Figure, Material, Section, Shown
+from fedbayes.report.wording import TITLES
+from fedbayes.runs.numbers import by_site
 from fedbayes.runs.records import Arrays
 
 WIDEST = 160  # clients in a picture
 WORST = 8
+MOST_SITES = 40  # in a table
 HOMES = 4  # spreads of data with a picture of their own
 SCORES = {"accuracy": "accuracy ↑", "exact_match": "exact match ↑", "concordance": "concordance ↑", "rmse": "RMSE ↓"}
 
@@ -34,6 +37,7 @@ def clients(m: Material) -> Section | None:
                 f"{direction} is better; the flatter, the fairer."
             )
             body.append(Figure("clients-spread", "Spread over clients", chart, caption))
+    body += [card for run in runs[:HOMES] if (card := _sites(run))]
     homes = _homes(runs)
     for number, group in enumerate(homes[:HOMES]):
         body += _home(group, score, number)
@@ -41,6 +45,34 @@ def clients(m: Material) -> Section | None:
         body.append(f"<p>The first {HOMES} of {len(homes)} ways in which the data were spread.</p>")
     lead = "Each client's score is of its own test rows, which have its own mix of labels where there are labels."
     return Section("clients", "Clients", lead, body)
+
+
+def _sites(run: Shown) -> Card | None:
+    """Every score of every named site with its error, the worst marked; all rows together, and the spread."""
+    found = by_site(run.files.evaluation)
+    if found is None:
+        return None
+    shown = [(j, name) for j, name in enumerate(found.names) if name in TITLES]
+    worst = {j: found.worst(j, TITLES[name][-1]) for j, name in shown}
+    count = found.names.index("count")
+    head = "<th scope=col>rows</th>" + "".join(f"<th scope=col>{escape(TITLES[name])}</th>" for _, name in shown)
+    rows = []
+    for k in range(min(len(found.sites), MOST_SITES)):
+        cells = "".join(_cell(found.values[k, j], found.errors[k, j], worst[j] == k) for j, _ in shown)
+        size = f"<td>{np.nan_to_num(found.values[k, count]):.0f}</td>"
+        rows.append(f"<tr><th scope=row>{escape(found.sites[k])}</th>{size}{cells}</tr>")
+    whole = "".join(_cell(found.all[j], found.all_errors[j]) for j, _ in shown)
+    rows.append(f"<tr><th scope=row>all</th><td>{found.all[count]:.0f}</td>{whole}</tr>")
+    spread = "".join(_cell(found.spread(j)) for j, _ in shown)
+    rows.append(f"<tr><th scope=row>spread</th><td></td>{spread}</tr>")
+    return Card(f"{run.name}: scores by site, on their own test rows; the worst is bold", table(head, rows, "site"))
+
+
+def _cell(value: float, error: float = np.nan, worst: bool = False) -> str:
+    if not np.isfinite(value):
+        return "<td>-</td>"
+    sure = f" <small>± {error:.3f}</small>" if np.isfinite(error) else ""
+    return f"<td>{f'<b>{value:.3f}</b>' if worst else f'{value:.3f}'}{sure}</td>"
 
 
 def _scores(run: Shown, score: str) -> np.ndarray | None:

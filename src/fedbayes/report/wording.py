@@ -8,6 +8,8 @@ TITLES = {
     "exact_match": "exact match ↑",
     "concordance": "concordance ↑",
     "concordance_ipcw": "concordance (Uno) ↑",
+    "auroc": "AUROC ↑",
+    "aupr": "AUPR ↑",
     "nll": "NLL ↓",
     "brier": "Brier ↓",
     "ece": "ECE ↓",

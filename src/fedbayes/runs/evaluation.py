@@ -14,15 +14,16 @@ from torch import Tensor
 from fedbayes.data import Dataset
 from fedbayes.engine.clock import FILES, share
 from fedbayes.files import write_atomically
-from fedbayes.model.predictive import Predictive, joined
+from fedbayes.model.predictive import Predictive
 from fedbayes.runs.numbers import extremes
-from fedbayes.scores import SUMS
-from fedbayes.training.personal import personal_predictions
-from fedbayes.training.run import Run, predict_with
+from fedbayes.scores.by_site import RESAMPLES, SiteScores, site_scores
+from fedbayes.training.run import Run
+from fedbayes.training.tested import predictions, rows_of
 
 FILE = "evaluation.npz"
 THUMBNAILS = 300
 EXTREMES = 12  # of each kind
+FEW = 64  # sites whose scores have errors
 
 
 def write(folder: Path, run: Run) -> None:
@@ -31,39 +32,15 @@ def write(folder: Path, run: Run) -> None:
     arrays: dict[str, Any] = {"kind": data.kind, "class_names": np.array(data.class_names, dtype=str)}
     arrays |= client_arrays(run)
     p, at, homes = predictions(run)
-    if len(at):
+    if p is not None:
         y = targets(data, data.test_y[at])
-        arrays |= {"labels": y.numpy(), **prediction_arrays(p), **score_arrays(p, y, homes)}
+        scores = score_arrays(p, y, homes, bool(run.task.clients.names))
+        arrays |= {"labels": y.numpy(), **prediction_arrays(p), **scores}
         rows = thumbnail_rows(arrays)
         pictures = thumbnails(data, data.test_x[at[rows]])
         if pictures is not None:
             arrays |= {"thumbnails": pictures, "thumbnail_rows": rows}
     save(folder / FILE, arrays)
-
-
-def predictions(run: Run) -> tuple[Any, Tensor, list[Tensor]]:
-    """A run's predictions of test rows, which rows they are, and which of them are whose.
-
-    The whole test set; without a global model each client's own rows, as its personal model sees them.
-    """
-    clients = run.task.clients
-    if run.task.program.prediction.whole:
-        at = torch.arange(len(clients.data.test_x))
-        p = predict_with(run.task, run.parts, clients.data.test_x) if len(at) else None
-        return p, at, [clients.test_rows(k) for k in range(len(clients))]
-    here = run.task.elsewhere is None  # else personal models stay with the clients
-    by_client = {k: (rows, p) for _, k, rows, p in personal_predictions([run.home])} if here else {}
-    if not by_client:
-        return None, torch.zeros(0, dtype=torch.int64), []
-    pieces = [p for _, p in by_client.values()]
-    starts = torch.tensor([0, *(len(rows) for rows, _ in by_client.values())]).cumsum(0).tolist()
-    places = {k: torch.arange(a, b) for k, a, b in zip(by_client, starts, starts[1:])}
-    empty = torch.zeros(0, dtype=torch.int64)
-    return (
-        joined(pieces),
-        torch.cat([rows for rows, _ in by_client.values()]),
-        [places.get(k, empty) for k in range(len(clients))],
-    )
 
 
 def thumbnail_rows(arrays: Mapping[str, Any]) -> np.ndarray:
@@ -102,20 +79,27 @@ def targets(data: Dataset, y: Tensor) -> Tensor:
     return y if data.target_scale is None else data.target_scale.undo(y)
 
 
-def score_arrays(p: Predictive, y: Tensor, homes: list[Tensor]) -> dict[str, np.ndarray]:
-    """Scores of the whole test set, and of each client's own test rows [clients, scores] (nan where it has none)."""
-    p, scores_of = p.cpu(), SUMS[p.kind][1]
+def score_arrays(p: Predictive, y: Tensor, homes: list[Tensor], named: bool) -> dict[str, np.ndarray]:
+    """Scores of the whole test set, and of each client's own test rows [clients, scores] (nan where it has none).
 
-    def scores(at: Tensor) -> dict[str, float]:
-        return scores_of(p.at(at).sums(y[at]))
-
-    whole = scores(torch.arange(len(y)))
-    each = [(scores(rows) if len(rows) else {}) for rows in homes]
-    return {
-        "score_names": np.array(list(whole)),
-        "scores": np.array(list(whole.values())),
-        "client_scores": np.array([[own.get(name, np.nan) for name in whole] for own in each]),
+    Sites that have names have errors too, where they are few.
+    """
+    resamples = RESAMPLES if named and len(homes) <= FEW else 0
+    scores = site_scores(p.kind, rows_of(p, y), homes, [str(k) for k in range(len(homes))], resamples=resamples)
+    arrays = {
+        "score_names": np.array(["count", *scores.names]),
+        "scores": np.array([float(len(y)), *(figure.value for figure in scores.all.values())]),
+        "client_scores": np.column_stack([_counts(scores), scores.values]),
     }
+    if resamples:
+        none = np.zeros(len(homes))
+        arrays["score_errors"] = np.array([0.0, *(figure.error for figure in scores.all.values())])
+        arrays["client_errors"] = np.column_stack([none, scores.errors])
+    return arrays
+
+
+def _counts(scores: SiteScores) -> np.ndarray:
+    return np.array([float(rows) if rows else np.nan for rows in scores.rows])
 
 
 def client_arrays(run: Run) -> dict[str, np.ndarray]:

@@ -29,6 +29,44 @@ class Bins(NamedTuple):
     accuracy: np.ndarray
 
 
+class BySite(NamedTuple):
+    """Scores by site: their names, values and errors [sites, scores], and those of all rows together."""
+
+    sites: list[str]
+    names: list[str]
+    values: np.ndarray
+    errors: np.ndarray
+    all: np.ndarray
+    all_errors: np.ndarray
+
+    def worst(self, score: int, direction: str) -> int | None:
+        """The site that a score serves worst; None where no direction is better, or there is one site."""
+        values = self.values[:, score]
+        if direction not in "↑↓" or not direction or np.isfinite(values).sum() < 2:
+            return None
+        return int(np.nanargmin(values) if direction == "↑" else np.nanargmax(values))
+
+    def spread(self, score: int) -> float:
+        """The largest difference of a score between two sites."""
+        values = self.values[:, score]
+        return float(np.nanmax(values) - np.nanmin(values)) if np.isfinite(values).any() else float("nan")
+
+
+def by_site(arrays: Arrays) -> BySite | None:
+    """The scores by site of an evaluation; None where sites have no names, or are too many."""
+    if "client_errors" not in arrays or "client_names" not in arrays:
+        return None
+    names = arrays["score_names"].tolist()
+    return BySite(
+        arrays["client_names"].tolist(),
+        names,
+        arrays["client_scores"].astype(float),
+        arrays["client_errors"].astype(float),
+        arrays["scores"].astype(float),
+        arrays["score_errors"].astype(float),
+    )
+
+
 def kind_of(arrays: Arrays) -> str:
     """What is predicted; files of earlier versions do not say it, but hold probabilities only for classes."""
     if "kind" in arrays:

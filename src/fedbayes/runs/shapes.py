@@ -27,6 +27,8 @@ EVALUATION = {
     "score_names": ("U", "s"),
     "scores": ("f", "s"),
     "client_scores": ("f", "ks"),
+    "score_errors": ("f", "s"),
+    "client_errors": ("f", "ks"),
     "client_sizes": ("iu", "k"),
     "label_counts": ("iu", "kc"),
     "thumbnails": ("u", "t*"),

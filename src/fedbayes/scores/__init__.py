@@ -11,6 +11,7 @@ from fedbayes.scores.additive import (
     survival_scores,
 )
 from fedbayes.scores.bins import histogram
+from fedbayes.scores.by_site import SiteScores, site_scores
 from fedbayes.scores.calibration import (
     TEMPERATURES,
     Reliability,
@@ -103,6 +104,7 @@ __all__ = [
     "Reliability",
     "Resampled",
     "Retention",
+    "SiteScores",
     "Steps",
     "accuracy",
     "adaptive_scores",
@@ -165,6 +167,7 @@ __all__ = [
     "risk_of",
     "rmse",
     "sharpness",
+    "site_scores",
     "survival_brier",
     "survival_calibration",
     "survival_scores",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from fedbayes.model.predictive import Predictive, directly, predictive
 from fedbayes.posterior.values import Parts, Posterior
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
+from fedbayes.scores.by_site import SiteScores
 from fedbayes.training.influence import table_of
 from fedbayes.training.observation import with_noise as estimated
 from fedbayes.training.personal import personal_models, personal_scores, refined_task, sums_of
@@ -109,8 +110,22 @@ class Run:
             raise InputError(f"x holds values that {kind} can't; give inputs as the training inputs were stored")
         return stored
 
-    def scores(self, *, draws: int | None = None) -> dict[str, float]:
-        """Scores on the whole test set; of the personal models where there is no global one."""
+    @overload
+    def scores(self, *, draws: int | None = None, by: None = None) -> dict[str, float]: ...
+    @overload
+    def scores(self, *, draws: int | None = None, by: str) -> SiteScores: ...
+
+    def scores(self, *, draws: int | None = None, by: str | None = None) -> dict[str, float] | SiteScores:
+        """Scores on the whole test set; of the personal models where there is no global one.
+
+        With `by="site"`: of each client's own test rows, with their errors, the worst site and the spread.
+        """
+        if by is not None:
+            from fedbayes.training.tested import by_site
+
+            if by != "site":
+                raise unknown("way to score by", by, ["site"])
+            return by_site(self, draws)
         if not self.task.program.prediction.whole:
             return self.personal_scores()
         scores = evaluate(self.task, self._final, draws=draws)
