@@ -13,6 +13,9 @@ QUICK = {"rounds": 1, "evaluate_every": 1, "personal_every": 0}
 # What a method refuses, and by which words.
 REFUSED = {
     "pvi": (("cap_precision", "clip_change"), "keep a factor"),
+    "bayes_admm": (("cap_precision", "clip_change"), "keep a factor"),
+    "fedlap_cov": (("cap_precision", "clip_change"), "keep a factor"),
+    **dict.fromkeys(("feddyn", "fedlap", "scaffold"), (("clip_change", "cap_precision"), "keep a vector|points")),
     "fedswag": (("cap_precision",), "start from points"),
 }
 

@@ -24,6 +24,7 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.methods import METHODS, Method
+from fedbayes.methods.groups import Newton
 from fedbayes.options import options_of
 from fedbayes.runs.sweep import can_join, program_of
 from fedbayes.training.rounds import Memory, Task, rounds, rounds_together
@@ -33,7 +34,7 @@ SHORT: dict[str, Any] = {
     **{"batch": 4, "epochs": 1, "test_draws": 2, "samples": 2, "kl_weight": 0.01},
     **{"server_batch": 4, "server_epochs": 1, "swa_start": 0},
     **{"weight_decay": 0.01, "proximal": 0.1, "clip": 2.0, "adversarial": 0.01},
-    **{"server": "sgd", "lr_within": "steps"},
+    **{"server": "sgd", "lr_within": "steps", "beta2": 0.9, "clip_step": 1.0},
 }
 FLOW = {"flow_epochs": 2, "flow_batch": 4, "flow_length": 2, "flow_draws": 2}  # where the method refines
 # Another value of each option in which members of one program may differ.
@@ -45,12 +46,23 @@ OTHER: dict[str, Any] = {
     **{"clip": 0.5, "adversarial": 0.1, "damping": 0.2, "global_lr": 0.002, "plain_rounds": 1, "pooled": "ws"},
     **{"swag_rounds": 2, "swag_every": 2, "swag_start": 0.2, "swag_lr": 0.01, "server_student_lr": 0.002},
     **{"flow_lr": 0.002, "prior_precision": 2.0, "walk_lr": 0.02},
+    **{"beta1": 0.5, "beta2": 0.99, "curvature_memory": 2.0, "least_curvature": 0.5, "clip_step": 0.5},
+    **{"lr_across": "cosine", "alpha": 0.5, "gamma": 0.3, "rho": 2.0},
 }
 FIXED = {  # options that a method takes from another and refuses, or that are no numbers of its clients
     "pvi": ("rule", "weighting", "division", "server"),
+    "fedlap_cov": (
+        *("rule", "weighting", "division", "server", "kl_weight", "lr_within", "lr_drop", "lr_drop_every"),
+        *options_of(Newton),
+    ),
+    "bayes_admm": ("rule", "weighting", "division", "server", "kl_weight"),
+    "pfedbayes": tuple(options_of(Newton)),
+    "feddyn": ("weighting", "proximal", "outliers", "buckets", "gamma"),
+    "fedlap": ("weighting", "proximal", "outliers", "buckets"),
+    "scaffold": ("weighting", "outliers", "buckets", "lr_within"),
     "fedbe": ("server",),
 }
-RULES = {"fedavg": "fedag", "fedvi": "nwa", "feduab": "ws", "bpfed": "lp", "pfedbayes": "nwa"}
+RULES = {"fedavg": "fedag", "fedvi": "nwa", "feduab": "ws", "bpfed": "lp", "pfedbayes": "nwa", "fedivon": "nwa"}
 
 
 class Member(NamedTuple):

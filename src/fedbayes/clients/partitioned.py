@@ -1,4 +1,4 @@
-"""The client of partitioned variational inference: a variational client whose prior leaves its own factor out."""
+"""Clients that keep a factor of the posterior, a site: partitioned variational inference, and Bayesian ADMM."""
 
 from __future__ import annotations
 
@@ -7,68 +7,88 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedbayes.clients.client import Client, Info, Own, Upload
+from fedbayes.clients.client import Client, Info, Own, Phase, Upload
+from fedbayes.clients.variational import TILT, Tilt
 from fedbayes.noise import Tape
-from fedbayes.posterior.values import Gaussian, Parts, map_tensors, softplus_inverse
+from fedbayes.posterior.values import Gaussian, Parts, map_tensors
 
 LEAST = 1e-3  # of the prior's precision: what a cavity has at least, where factors of others are negative
 FALL = 0.9  # of the broadcast's precision: what all clients of a round together may take off it
 
 
 class State(NamedTuple):
-    """The variational client's state, the cavity that it is held near, and the factor it came with."""
+    """The inner client's state, what holds it (a cavity, or a tilt of the broadcast), and the factor it came with."""
 
     inner: Any
-    cavity: Gaussian
+    held: Any
     factor: dict[str, Tensor]
 
 
 FIRST = "first"  # among the constants: where training starts in round 0
 
 
-def partitioned(inner: Client) -> Client:
-    """Bui et al. (2018): from the cavity q / t_k as prior find q_k, send the damped change, keep the new factor.
+def partitioned(inner: Client, *, tilts: bool = False) -> Client:
+    """From q / t_k^(1 / rho) as prior find q_k, send the damped change, keep the new factor.
 
-    upload = q_k^damping * q^(1 - damping),  t_k <- t_k * upload / q,  in natural parameters; the server multiplies q by
-    all changes (the rule `dwc` with q as its reference). The constant `first` is where training starts in round 0, for
-    a network can't leave a prior that is centred on 0. A weight whose precision would fall by more than its client's
-    share of `FALL` is damped further: so the server never meets a precision that it must floor, and the prior times
-    all factors is its posterior after every round. Factors are float64: a cavity may be a millionth of the posterior's
-    precision.
-    Scalar options: `damping`, `prior_scale`, `cohort`.
+    upload = q_k^damping * q^(1 - damping),  t_k <- t_k * (upload / q)^rho,  in natural parameters; the server
+    multiplies q by all changes (the rule `dwc` with q as its reference). With rho = 1 this is Bui et al. (2018), else
+    the client of Bayesian ADMM (Moellenhoff et al., 2026), whose weight of the KL has the factor rho too. The constant
+    `first` is where training starts in round 0, for a network can't leave a prior that is centred on 0. A weight whose
+    precision would fall by more than its client's share of `FALL` is damped further: so with rho = 1 the server never
+    meets a precision that it must floor, and the prior times all factors is its posterior after every round. Factors
+    are float64: a cavity may be a millionth of the posterior's precision.
+    `tilts`: the inner client's prior is q, and the factor that divides it is told as a tilt; else it is the cavity as a
+    Gaussian, which needs a positive precision.
+    Scalar options: `rho`, `damping`, `prior_scale`, `cohort`.
     """
 
     def start(own: Own, info: Info) -> State:
         factor = {name: own[name].double() for name in ("precision", "shift")}
-        begun = inner.start(own, info)
-        first, fresh = info.constants[FIRST], info.round == 0
-        vectors = {
-            **begun.vectors,
-            "mean": torch.where(fresh, first.mean, begun.vectors["mean"]),
-            "rho": torch.where(fresh, softplus_inverse(first.scale), begun.vectors["rho"]),
-        }
-        cavity = without(_gaussian(info.broadcast), factor, LEAST * info.options["prior_scale"].double() ** -2)
-        return State(begun._replace(vectors=vectors), cavity, factor)
+        q, first, fresh = _gaussian(info.broadcast), info.constants[FIRST], info.round == 0
+        at = Gaussian(torch.where(fresh, first.mean, q.mean), torch.where(fresh, first.scale, q.scale), q.layout)
+        begun = inner.start(own, info._replace(broadcast={**info.broadcast, "model": at}))
+        if tilts:
+            return State(begun, tilt_of(q, factor, info.options["rho"].double()), factor)
+        return State(begun, without(q, factor, LEAST * info.options["prior_scale"].double() ** -2), factor)
 
-    def step(state: State, b: Any, tape: Tape, info: Info) -> State:
-        seen = info._replace(broadcast={**info.broadcast, "model": state.cavity})
-        return state._replace(inner=phase.step(state.inner, b, tape, seen))
+    def stepping(phase: Phase) -> Phase:
+        def step(state: State, b: Any, tape: Tape, info: Info) -> State:
+            return state._replace(inner=phase.step(state.inner, b, tape, seen(state.held, info)))
+
+        return phase._replace(step=step)
 
     def finish(state: State, info: Info) -> Upload:
-        done = inner.finish(state.inner, info._replace(broadcast={**info.broadcast, "model": state.cavity}))
+        done = inner.finish(state.inner, seen(state.held, info))
         q, options = _gaussian(info.broadcast), info.options
-        upload = towards(q, _gaussian(done.parts), options["damping"].double(), FALL / options["cohort"].double())
-        # The factor takes the change as it is sent, rounded: it is what the server adds.
-        before, after = _naturals(q), _naturals(upload)
-        own = {name: state.factor[name] + after[name] - before[name] for name in state.factor}
-        return Upload({**done.parts, "model": upload}, own, done.metrics)
+        rho = options["rho"].double()
+        fall = FALL / (options["cohort"].double() * rho.clamp(min=1))
+        fitted = _gaussian(done.parts)
+        upload = towards(q, fitted, options["damping"].double(), fall)
+        # The factor takes the change as it is sent, rounded as the rule does: it is what the server adds.
+        before, after = _naturals(q), _as_added(upload)
+        own = {name: state.factor[name] + rho * (after[name] - before[name]) for name in state.factor}
+        metrics = {**done.metrics, "primal_residual": _distance(fitted, q)} if tilts else done.metrics
+        return Upload({**done.parts, "model": upload}, own, metrics)
 
     def nothing(broadcast: Parts) -> Own:
         zero = torch.zeros_like(broadcast["model"].mean, dtype=torch.float64)
         return {"precision": zero, "shift": zero.clone()}
 
-    (phase,) = inner.phases
-    return Client(start, (phase._replace(step=step),), finish, nothing)
+    return Client(start, tuple(map(stepping, inner.phases)), finish, nothing)
+
+
+def seen(held: Gaussian | Tilt, info: Info) -> Info:
+    """What the inner client is told: the cavity in the broadcast's place, or the tilt beside it."""
+    if isinstance(held, Tilt):
+        return info._replace(constants={**info.constants, TILT: held})
+    return info._replace(broadcast={**info.broadcast, "model": held})
+
+
+def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor) -> Tilt:
+    """What q / factor^(1 / rho) has in its negative logarithm beside that of q, about q's mean."""
+    precision, dtype = factor["precision"] / rho, q.mean.dtype
+    pull = factor["shift"] / rho - precision * q.mean.double()
+    return Tilt(pull.to(dtype), precision.to(dtype))
 
 
 def without(q: Gaussian, factor: dict[str, Tensor], least: Tensor) -> Gaussian:
@@ -97,15 +117,25 @@ def own_model(client: Client, inner: Client) -> Client:
     """A partitioned client whose upload is the posterior it found, undamped."""
 
     def finish(state: State, info: Info) -> Upload:
-        done = inner.finish(state.inner, info._replace(broadcast={**info.broadcast, "model": state.cavity}))
+        done = inner.finish(state.inner, seen(state.held, info))
         return Upload(done.parts, {}, done.metrics)
 
     return client._replace(finish=finish)
 
 
+def _distance(q: Gaussian, other: Gaussian) -> Tensor:
+    """The root mean square of the difference of means, in the other's scales."""
+    return ((q.mean - other.mean) / other.scale).square().mean().sqrt()
+
+
 def _naturals(q: Gaussian) -> dict[str, Tensor]:
     shift, precision = map_tensors(q, Tensor.double).naturals()
     return {"precision": precision, "shift": shift}
+
+
+def _as_added(q: Gaussian) -> dict[str, Tensor]:
+    mean, variance = (t.double() for t in q.moments())
+    return {"precision": variance.reciprocal(), "shift": mean / variance}
 
 
 def _gaussian(parts: Parts) -> Gaussian:

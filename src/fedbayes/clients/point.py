@@ -16,15 +16,18 @@ from fedbayes.model.model import Model
 from fedbayes.noise import Tape
 from fedbayes.posterior.values import Parts, Point
 
+LINEAR = "linear"  # among what a client is told: the linear term of its loss, by part
+
 
 @dataclass(frozen=True, eq=False)
 class PointStep:
-    """A step down  mean NLL + proximal / 2 * |w - broadcast|^2 + weight_decay / 2 * |w|^2.
+    """A step down  mean NLL + proximal / 2 * |w - broadcast|^2 + weight_decay / 2 * |w|^2 + linear . w.
 
     Scalar options read each round: `lr`, those of `weight_decay` and `proximal` that `pull` names (a term that is off
-    costs nothing), and with `clip` the largest norm of a gradient. `falling`: the learning rate goes linearly from `lr`
-    to 0 within a round of so many epochs. `adversarial`: the loss of x and that of
-    x + option adversarial * sign(d loss / d x), half each, x as the network sees it (Lakshminarayanan et al., 2017).
+    costs nothing; `linear` is a vector that a client around this one tells), and with `clip` the largest norm of a
+    gradient. `falling`: the learning rate goes linearly from `lr` to 0 within a round of so many epochs. `adversarial`:
+    the loss of x and that of x + option adversarial * sign(d loss / d x), half each, x as the network sees it
+    (Lakshminarayanan et al., 2017).
     """
 
     model: Model
@@ -45,6 +48,8 @@ class PointStep:
         if "proximal" in self.pull:
             away = {p: v - info.broadcast[p].mean for p, v in state.vectors.items()}
             slopes = {p: g + info.options["proximal"] * away[p] for p, g in slopes.items()}
+        if LINEAR in self.pull:
+            slopes = {p: g + info.constants[LINEAR][p] for p, g in slopes.items()}
         if self.clip:
             slopes = clipped(slopes, info.options["clip"])
         rate = falling_rate(b, info, self.epochs) if self.falling else info.options["lr"]

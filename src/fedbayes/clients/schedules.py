@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fedbayes.noise import Tape
 WITHIN: dict[str, Callable[[Tensor, int, Info], Tensor]] = {
     "constant": lambda done, epochs, info: torch.ones_like(done),
     "falling": lambda done, epochs, info: 1 - done / epochs,
+    "cosine": lambda done, epochs, info: 0.5 * (1 + (math.pi * done / epochs).cos()),
     # lr_drop^floor(done / lr_drop_every)
     "steps": lambda done, epochs, info: info.options["lr_drop"] ** (done / info.options["lr_drop_every"]).floor(),
     # Welling & Teh (2011): a (b + t)^-gamma, with b one epoch and gamma = .55.

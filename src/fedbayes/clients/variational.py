@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ KL_WEIGHTS: dict[str, KlWeight] = {
     "constant": lambda b, info: info.options["kl_weight"],
     "1/B": lambda b, info: info.options["kl_weight"] / info.batches[0],
     "1/n": lambda b, info: info.options["kl_weight"] / info.n,
+    # As if every client of the federation were like this one.
+    "1/all": lambda b, info: info.options["kl_weight"] / (info.n * info.options["clients"]),
     # Blundell et al. (2015): 2^(B-b) / (2^B - 1) for b = 1..B, computed without large powers.
     "blundell": lambda b, info: (
         info.options["kl_weight"]
@@ -38,7 +40,63 @@ KL_WEIGHTS: dict[str, KlWeight] = {
         / (1 - 0.5 ** info.batches[0].to(torch.float64))
     ).float(),
 }
+TILT = "tilt"  # among what a client is told: a factor that the prior is divided by
 LEAST, LARGEST = 1e-37, 1e37  # between which a first scale is a number of float32, and its square no zero
+
+
+class Tilt(NamedTuple):
+    """What is added to the negative log prior about its mean m:  pull . (theta - m) - precision / 2 . (theta - m)^2.
+
+    What is left of the prior's precision may be negative: the likelihood has the rest.
+    """
+
+    pull: Tensor
+    precision: Tensor
+
+
+class Expectation(NamedTuple):
+    """The mean NLL of a batch under q = N(mean, scale^2) over part `model`, other parts being points, by some draws."""
+
+    model: Model
+    estimation: Plan
+    draws: int = 1
+
+    @property
+    def points(self) -> list[str]:
+        """The trainable parts without a distribution."""
+        return [part for part in self.model.trainable if part != "model"]
+
+    def nll(self, vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
+        """The loss, and beside it the buffers after the pass and the loss once more, for `gradients`."""
+        if self.draws == 1:
+            nll, static = self._draw(vectors, static, b, tape, frozen)
+            return nll, (static, nll.detach())
+        noise = tape(vectors["mean"], (self.draws, self.estimation.normals))
+        if self.estimation.stacks:
+            copies = {part: v.expand(self.draws, *v.shape) for part, v in static.items()}
+            each = vmap(lambda s, z: self._draw(vectors, s, b, Tape(z), frozen), randomness="different")
+            nlls, statics = each(copies, noise)
+        else:
+            rows = [self._draw(vectors, static, b, Tape(z), frozen) for z in noise]
+            nlls, statics = tree_map(lambda *leaves: torch.stack(leaves), *rows)
+        static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
+        return nlls.mean(), (static, nlls.detach().mean())
+
+    def _draw(self, vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
+        model = self.model
+        others = model.weights({**{p: vectors[p] for p in self.points}, **static, **frozen})
+        mean, scale = vectors["mean"], vectors["scale"]
+        output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, self.estimation)
+        return model.nll(output, b.y, b.mask, weights), static
+
+
+def prior_of(prior: str, info: Info) -> Gaussian:
+    """What a posterior is held near: the broadcast, or N(0, prior_scale^2)."""
+    q = info.broadcast["model"]
+    assert isinstance(q, Gaussian)
+    if prior == "broadcast":
+        return q
+    return Gaussian(torch.zeros_like(q.mean), info.options["prior_scale"].expand_as(q.mean))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +122,17 @@ class VariationalStep:
         scale, slope = softplus_and_slope(rho)
         vectors = {"mean": mean, "scale": scale, **{part: state.vectors[part] for part in self.points}}
         frozen = self.model.frozen_in(info.constants)
-        g, (static, nll) = gradients(self._expected_nll, vectors, state.static, b, tape, frozen)
+        g, (static, nll) = gradients(self.expectation.nll, vectors, state.static, b, tape, frozen)
         # The KL's gradient by hand: d/dmean = (m - m0) / s0^2, d/dscale = s / s0^2 - 1 / s. No logarithm is needed.
         q, weight = self.prior_of(info), KL_WEIGHTS[self.kl](b, info)
         precision = q.scale.square().reciprocal()
         slopes = {part: g[part] for part in self.points}
         slopes["mean"] = g["mean"] + weight * precision * (mean - q.mean)
         slopes["rho"] = (g["scale"] + weight * (scale * precision - scale.reciprocal())) * slope
+        if TILT in info.constants:
+            tilt = info.constants[TILT]
+            slopes["mean"] = slopes["mean"] + weight * (tilt.pull - tilt.precision * (mean - q.mean))
+            slopes["rho"] = slopes["rho"] - weight * scale * tilt.precision * slope
         rate = falling_rate(b, info, self.epochs) if self.falling else info.options["lr"]
         moved, after = self.optimiser.update(state.optimiser, state.vectors, slopes, rate)
         return Learner(after, static, moved, state.loss + nll, state.steps + 1)
@@ -78,37 +140,16 @@ class VariationalStep:
     @property
     def points(self) -> list[str]:
         """The trainable parts without a distribution."""
-        return [part for part in self.model.trainable if part != "model"]
+        return self.expectation.points
+
+    @property
+    def expectation(self) -> Expectation:
+        """The expected loss that it descends."""
+        return Expectation(self.model, self.estimation, self.draws)
 
     def prior_of(self, info: Info) -> Gaussian:
         """What the posterior is held near."""
-        q = info.broadcast["model"]
-        assert isinstance(q, Gaussian)
-        if self.prior == "broadcast":
-            return q
-        return Gaussian(torch.zeros_like(q.mean), info.options["prior_scale"].expand_as(q.mean))
-
-    def _expected_nll(self, vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
-        if self.draws == 1:
-            nll, static = self._draw(vectors, static, b, tape, frozen)
-            return nll, (static, nll.detach())
-        noise = tape(vectors["mean"], (self.draws, self.estimation.normals))
-        if self.estimation.stacks:
-            copies = {part: v.expand(self.draws, *v.shape) for part, v in static.items()}
-            each = vmap(lambda s, z: self._draw(vectors, s, b, Tape(z), frozen), randomness="different")
-            nlls, statics = each(copies, noise)
-        else:
-            rows = [self._draw(vectors, static, b, Tape(z), frozen) for z in noise]
-            nlls, statics = tree_map(lambda *leaves: torch.stack(leaves), *rows)
-        static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
-        return nlls.mean(), (static, nlls.detach().mean())
-
-    def _draw(self, vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
-        model = self.model
-        others = model.weights({**{p: vectors[p] for p in self.points}, **static, **frozen})
-        mean, scale = vectors["mean"], vectors["scale"]
-        output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, self.estimation)
-        return model.nll(output, b.y, b.mask, weights), static
+        return prior_of(self.prior, info)
 
 
 def variational(step: VariationalStep, batch: int) -> Client:

@@ -47,7 +47,7 @@ def at_server(x: Experiment, method: Method) -> Experiment:
     if "prior" in method.options:
         options["prior"] = "fixed"
     if "lr_silent" in method.options:
-        options |= {"lr_silent": 0, "lr_decay": 1.0}
+        options |= {"lr_silent": 0, "lr_decay": 1.0, "lr_across": "constant"}
     return replace(
         x,
         **{**UNBOUNDED, "cap_precision": 0.0},  # nobody is a stranger there

@@ -8,9 +8,15 @@ from typing import Any
 from fedbayes.errors import unknown
 from fedbayes.methods.distilling import FedBE as fedbe
 from fedbayes.methods.distilling import FedPPDDistill as fedppd_distill
+from fedbayes.methods.duals import FedDyn as feddyn
+from fedbayes.methods.duals import FedLap as fedlap
+from fedbayes.methods.duals import Scaffold as scaffold
 from fedbayes.methods.iterates import FedPA as fedpa
 from fedbayes.methods.iterates import FedSWAG as fedswag
 from fedbayes.methods.method import Composed, Method, Setting
+from fedbayes.methods.partitioned import PVI as pvi
+from fedbayes.methods.partitioned import BayesADMM as bayes_admm
+from fedbayes.methods.partitioned import FedLapCov as fedlap_cov
 from fedbayes.methods.personal import BPFed as bpfed
 from fedbayes.methods.personal import FedPer as fedper
 from fedbayes.methods.personal import LGFedAvg as lg_fedavg
@@ -22,7 +28,7 @@ from fedbayes.methods.points import FedAG as fedag
 from fedbayes.methods.points import FedAvg as fedavg
 from fedbayes.methods.points import FedProx as fedprox
 from fedbayes.methods.students import FedPPD as fedppd
-from fedbayes.methods.variational import PVI as pvi
+from fedbayes.methods.variational import FedIVON as fedivon
 from fedbayes.methods.variational import FedUAB as feduab
 from fedbayes.methods.variational import FedVI as fedvi
 
@@ -31,11 +37,16 @@ __all__ = [
     "Composed",
     "Method",
     "Setting",
+    "bayes_admm",
     "bpfed",
     "fedag",
     "fedavg",
     "fedavg_pf",
     "fedbe",
+    "feddyn",
+    "fedivon",
+    "fedlap",
+    "fedlap_cov",
     "fedpa",
     "fedper",
     "fedper_pf",
@@ -50,12 +61,13 @@ __all__ = [
     "method_named",
     "pfedbayes",
     "pvi",
+    "scaffold",
 ]
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        *(fedavg, fedprox, fedag, feduab, fedvi, pvi),
+        *(fedavg, fedprox, feddyn, scaffold, fedlap, fedag, feduab, fedvi, fedivon, pvi, bayes_admm, fedlap_cov),
         *(pfedbayes, bpfed, fedper, lg_fedavg, fedavg_pf, fedper_pf, lg_fedavg_pf),
         *(fedppd, fedswag, fedpa, fedbe, fedppd_distill),
     )

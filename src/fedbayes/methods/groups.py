@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from fedbayes.clients.ivon import CURVATURES
 from fedbayes.clients.optimisers import OPTIMISERS, Optimiser
 from fedbayes.clients.schedules import WITHIN
 from fedbayes.federation.buckets import bucketed, spoilt_share
@@ -16,6 +18,7 @@ from fedbayes.methods.method import Method, Setting
 from fedbayes.options import (
     at_least_one,
     below_one,
+    not_negative,
     number,
     one_of,
     option,
@@ -27,6 +30,13 @@ from fedbayes.options import (
 )
 
 Options = Callable[[int], Mapping[str, float]]
+# The factor on step sizes after a share of a run's rounds.
+ACROSS: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+}
+IVON = "ivon"  # among the optimisers of variational clients
 
 
 @record
@@ -48,14 +58,47 @@ class Schedule(Method):
     lr_silent: int = option(
         "rounds before lr_decay begins", whole(0, "a whole number of rounds"), default=0, kind="server"
     )
+    lr_across: str = option("how lr falls over a run's rounds", one_of(ACROSS), default="constant", kind="server")
     lr_within: str = option("how lr falls within a round", one_of(WITHIN), default="constant")
     lr_drop: float = option('factor on lr per drop, where lr_within is "steps"', up_to_one, default=0.85, kind="scalar")
     lr_drop_every: int = option("epochs between drops", whole(1, "a whole number of epochs"), default=1, kind="scalar")
 
-    def by_round(self) -> Options:
+    def by_round(self, setting: Setting) -> Options:
         """The numbers that clients read, with the step size of each round."""
         scalars = self.scalars()
-        return lambda number: {**scalars, "lr": scalars["lr"] * self.lr_decay ** max(0, number - self.lr_silent)}
+        return lambda number: {**scalars, "lr": scalars["lr"] * self.fallen(number, setting.rounds)}
+
+    def fallen(self, number: int, rounds: int) -> float:
+        """What multiplies step sizes in a round."""
+        return self.lr_decay ** max(0, number - self.lr_silent) * ACROSS[self.lr_across](
+            min(1.0, number / max(1, rounds))
+        )
+
+
+@record
+class Newton(Method):
+    """How clients learn means and scales by the curvature of their loss (IVON), where that is their optimiser."""
+
+    beta1: float = option("ivon: what a gradient's running mean keeps in a step", below_one, default=0.9, kind="scalar")
+    beta2: float = option(
+        "ivon: what the curvature's running mean keeps in a step; 0: it is by curvature_memory",
+        below_one,
+        default=0.0,
+        kind="switch",
+    )
+    curvature: str = option("ivon: how the curvature is estimated", one_of(CURVATURES), default="average")
+    curvature_memory: float = option(
+        "ivon: rounds over which the curvature is averaged", positive, default=10.0, kind="scalar"
+    )
+    least_curvature: float = option(
+        "ivon: steps are lr * gradient / curvature, but where that is less than this; 0: everywhere",
+        not_negative,
+        default=1.0,
+        kind="scalar",
+    )
+    clip_step: float = option(
+        "ivon: largest step of a weight, before lr; 0: none", not_negative, default=0.0, kind="switch"
+    )
 
 
 @record

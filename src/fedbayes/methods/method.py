@@ -32,6 +32,7 @@ class Setting:
     y: Tensor | None = None  # a target
     most: int = 0  # rows of the largest client
     cohort: int = 1  # clients of a round
+    clients: int = 1  # of the federation
 
 
 @record

@@ -13,12 +13,12 @@ from fedbayes.errors import InputError
 from fedbayes.federation.program import Personal, Program
 from fedbayes.federation.rules import RULES, Rule
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting
-from fedbayes.methods.groups import Descent, PaperDraws, Robustness, optimiser_named
+from fedbayes.methods.groups import Descent, Newton, PaperDraws, Robustness, optimiser_named
 from fedbayes.methods.method import Setting
 from fedbayes.methods.points import FedAvg
 from fedbayes.methods.variational import FedVI, Variational
 from fedbayes.model.classifier import HEAD, last_layer
-from fedbayes.options import one_of, option, patterns, positive, record, with_default
+from fedbayes.options import one_of, option, options_of, patterns, positive, record, with_default
 from fedbayes.posterior.layout import matches
 from fedbayes.posterior.values import Parts
 
@@ -75,7 +75,10 @@ class PFedBayes(Variational, PaperDraws, Robustness):
     """
 
     name: ClassVar[str] = "pfedbayes"
-    fixed: ClassVar[Mapping[str, str]] = {"prior": "it is the client's copy of the global posterior"}
+    fixed: ClassVar[Mapping[str, str]] = {
+        "prior": "it is the client's copy of the global posterior",
+        **dict.fromkeys(options_of(Newton), "its two posteriors descend together, not by ivon"),
+    }
     lr: float = with_default(Descent, "lr", default=0.001)
     optimiser: str = with_default(Descent, "optimiser", default="adam")
     kl: str = with_default(Variational, "kl", default="1/n")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from fedbayes.clients.client import Client
-from fedbayes.clients.point import PointStep, point
+from fedbayes.clients.point import LINEAR, PointStep, point
 from fedbayes.errors import InputError
 from fedbayes.federation.program import NOISE, Pooling, Prediction, Program
 from fedbayes.federation.round import check_rules, static_rules
@@ -37,10 +37,17 @@ class PointTraining(Schedule, Descent):
     weight_decay: float = option("factor of the weights in the gradient", not_negative, default=0.0, kind="switch")
     clip: float = option("largest norm of a gradient; 0: none", not_negative, default=0.0, kind="switch")
 
-    def point_client(self, setting: Setting, model: Model, proximal: float = 0.0, adversarial: float = 0.0) -> Client:
-        """The point client that the options ask for."""
+    def point_client(
+        self,
+        setting: Setting,
+        model: Model,
+        proximal: float = 0.0,
+        adversarial: float = 0.0,
+        linear: bool = False,
+    ) -> Client:
+        """The point client that the options ask for; with a linear term in its loss where another client tells one."""
         check_batch(setting, model, self.batch)
-        pulls = {"weight_decay": self.weight_decay, "proximal": proximal}
+        pulls = {"weight_decay": self.weight_decay, "proximal": proximal, LINEAR: linear}
         step = PointStep(
             model,
             optimiser_named(self.optimiser, self.momentum),
@@ -80,7 +87,7 @@ class PointAveraging(Refining, Statistics, PointTraining, Robustness):
             model,
             self.point_client(setting, model, self.proximal, self.adversarial),
             {part: Point(v, model.layouts[part]) for part, v in model.initial().items()},
-            self.by_round(),
+            self.by_round(setting),
             Pooling(
                 dict.fromkeys(model.trainable, rule) | static_rules(model, rule),
                 weighting_named(self.weighting),
@@ -151,7 +158,7 @@ class FedAG(OwnClient, PointTraining):
             model,
             self.point_client(setting, model),
             spread,
-            self.by_round(),
+            self.by_round(setting),
             Pooling(
                 {part: rule_named("fedag") for part in model.trainable} | static_rules(model),
                 weighting_named(self.weighting),

@@ -116,7 +116,7 @@ class FedPPD(Schedule):
         fixed = self.scalars()
 
         def scalars(number: int) -> Mapping[str, float]:
-            decay = self.lr_decay ** max(0, number - self.lr_silent)
+            decay = self.fallen(number, setting.rounds)
             return {**fixed, "lr": self.lr * decay, "student_lr": self.student_lr * decay}
 
         program = Program(

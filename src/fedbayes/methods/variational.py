@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from fedbayes.clients.partitioned import FIRST, own_model, partitioned
+from fedbayes.clients.client import Client
+from fedbayes.clients.ivon import IvonStep, ivon
+from fedbayes.clients.optimisers import OPTIMISERS
 from fedbayes.clients.variational import KL_WEIGHTS, VariationalStep, initial_scale, variational
 from fedbayes.errors import InputError
-from fedbayes.federation.program import Personal, Pooling, Prediction, Program
+from fedbayes.federation.program import Pooling, Prediction, Program
 from fedbayes.federation.round import check_rules, static_rules
 from fedbayes.federation.rules import RULES, Rule, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import batch_like, check_batch, check_points, in_schedule, model_of
 from fedbayes.methods.groups import (
+    IVON,
     Descent,
+    Newton,
+    Options,
     PaperDraws,
     Robustness,
     Schedule,
@@ -28,7 +33,7 @@ from fedbayes.methods.method import Setting
 from fedbayes.methods.own_client import OwnClient
 from fedbayes.methods.refined import Refining
 from fedbayes.model.estimators import ESTIMATORS, plan
-from fedbayes.model.model import points_by_default
+from fedbayes.model.model import Model, points_by_default
 from fedbayes.options import (
     at_least_one,
     each,
@@ -38,22 +43,20 @@ from fedbayes.options import (
     patterns,
     positive,
     record,
-    up_to_one,
     with_default,
 )
 from fedbayes.posterior.values import Gaussian, Parts, Point
 
-KEEPS_FACTORS = (
-    "clients of pvi keep a factor that holds what they sent; with a part of that left out, the prior times all factors "
-    "would not be the server's posterior"
-)
 PRIORS = {"broadcast": "what the server sent", "fixed": "N(0, prior_scale^2)"}
 
 
 @record
-class Variational(Refining, Statistics, ServerStep, Schedule, Descent):
+class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
     """How clients find a Gaussian over their weights."""
 
+    optimiser: str = option(
+        "of the clients; ivon: natural-gradient steps, scales by curvature", one_of((*OPTIMISERS, IVON)), default="sgd"
+    )
     train_draws: int = option("draws in a training step", at_least_one, default=1)
     test_draws: int = option("draws in prediction", at_least_one, default=20, kind="server")
     estimator: str = option("how the expected loss is estimated", one_of(ESTIMATORS), default="local")
@@ -79,17 +82,7 @@ class Variational(Refining, Statistics, ServerStep, Schedule, Descent):
         model = model_of(setting, [*points_by_default(setting.network, setting.likelihood), *self.points])
         check_points(setting, model, self.points)
         check_batch(setting, model, self.batch)
-        step = VariationalStep(
-            model,
-            plan(model, "model", batch_like(setting.x, self.batch), self.estimator),
-            optimiser_named(self.optimiser, self.momentum),
-            self.epochs,
-            draws=self.train_draws,
-            kl=self.kl,
-            prior=prior,
-            falling=self.lr_within == "falling",
-        )
-        client = variational(step, self.batch)
+        client = self._client(setting, model, prior)
         layout = model.layouts["model"]
         first: Parts = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         mean = first["model"].mean
@@ -109,13 +102,40 @@ class Variational(Refining, Statistics, ServerStep, Schedule, Descent):
             model,
             in_schedule(client, self.lr_within),
             first,
-            self.by_round(),
+            self._scalars(setting),
             Pooling({"model": rule, **shared} | static_rules(model, rule), weighting_named(weighting), reference),
             self.server_stages,
             Prediction(draws=self.test_draws),
         )
         check_rules(program)
         return program
+
+    def check(self) -> None:
+        super().check()
+        if self.optimiser == IVON and self.kl == "blundell":
+            raise InputError('kl: "blundell" changes from step to step, ivon has one weight of the KL in a round')
+        if self.optimiser == IVON and self.kl_weight == 0:
+            raise InputError("kl_weight: ivon needs a positive weight of the KL, by which it knows its rows")
+
+    def _client(self, setting: Setting, model: Model, prior: str) -> Client:
+        estimation = plan(model, "model", batch_like(setting.x, self.batch), self.estimator)
+        shared: dict[str, Any] = {
+            **{"epochs": self.epochs, "draws": self.train_draws, "kl": self.kl, "prior": prior},
+            "falling": self.lr_within == "falling",
+        }
+        if self.optimiser == IVON:
+            how: dict[str, Any] = {
+                "curvature": self.curvature,
+                "remembers": self.beta2 > 0,
+                "clips": self.clip_step > 0,
+            }
+            return ivon(IvonStep(model, estimation, **how, **shared), self.batch)
+        descent = optimiser_named(self.optimiser, self.momentum)
+        return variational(VariationalStep(model, estimation, descent, **shared), self.batch)
+
+    def _scalars(self, setting: Setting) -> Options:
+        own = self.by_round(setting)
+        return own if self.kl != "1/all" else lambda number: {**own(number), "clients": float(setting.clients)}
 
 
 @record
@@ -175,38 +195,21 @@ class FedUAB(FedVI, PaperDraws):
 
 
 @record
-class PVI(Variational):
-    """Partitioned variational inference: clients keep a factor of the posterior, and send its change (Bui, 2018).
+class FedIVON(FedVI):
+    """Variational clients by IVON (Shen et al., 2024) under any rule: scales are learned at about FedAvg's cost.
 
-    The prior N(0, prior_scale^2) is the first broadcast; training starts from the network's own weights with scale
-    `initial`. `damping` is about 1 / clients where they are alike.
+    By default clients hold a fixed prior and take their rows for as many as the federation has, if all clients were
+    alike; the log-linear pool of equals is then the posterior of all rows wherever losses are quadratic.
     """
 
-    name: ClassVar[str] = "pvi"
-    fixed: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("prior", "rule", "weighting", "division"), "the prior is the cavity, the rule adds natural parameters"
-    )
-    kl: str = with_default(Variational, "kl", default="1/n")
+    name: ClassVar[str] = "fedivon"
+    fixed: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("optimiser", "momentum"), "ivon is the method; its momentum is beta1"),
+        "client": "its steps are the method; give fedvi a client of your own",
+    }
+    optimiser: str = with_default(Variational, "optimiser", default=IVON)
+    estimator: str = with_default(Variational, "estimator", default="weight")
+    kl: str = with_default(Variational, "kl", default="1/all")
     kl_weight: float = with_default(Variational, "kl_weight", default=1.0)
-    lr_within: str = with_default(Schedule, "lr_within", default="falling")
-    damping: float = option("share of a client's change that is made", up_to_one, default=0.5, kind="scalar")
-
-    def check(self) -> None:
-        super().check()
-        if self.server is not None:
-            raise InputError("server: in pvi the posterior is the product of the clients' factors; leave it out")
-
-    def compose(self, setting: Setting) -> Program:
-        program = self.pooled(setting, prior="broadcast", division=1.0, rule="dwc", weighting="size")
-        first = program.initial["model"]
-        assert isinstance(first, Gaussian)
-        prior = Gaussian(torch.zeros_like(first.mean), torch.full_like(first.mean, self.prior_scale), first.layout)
-        client = partitioned(program.client)
-        return program._replace(
-            client=client,
-            pooling=program.pooling._replace(as_sent=KEEPS_FACTORS),
-            personal=Personal(own_model(client, program.client)),
-            initial={**program.initial, "model": prior},
-            options=lambda number: {**program.options(number), "cohort": float(setting.cohort)},
-            constants={**program.constants, FIRST: first},
-        )
+    prior: str | None = with_default(FedVI, "prior", default="fixed")
+    weighting: str | Weighting = with_default(FedVI, "weighting", default="equal")

@@ -136,6 +136,7 @@ def prepare(
         data.y[:1].to(where),
         int(clients.sizes.max()),
         size,
+        len(clients),
     )
     try_network(setting, clients)
     bounds = Bounds(cap_precision or None, clip_change, clip_quantile, cap_rows)

@@ -1,0 +1,143 @@
+"""The IVON client: a Gaussian by natural-gradient steps, whose scales follow the curvature of the expected loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
+from fedbayes.clients.variational import KL_WEIGHTS, TILT, Expectation, prior_of
+from fedbayes.model.estimators import Plan
+from fedbayes.model.gradient import gradients
+from fedbayes.model.model import Model
+from fedbayes.noise import Tape
+from fedbayes.posterior.values import Gaussian, Parts, Point
+
+FARTHEST = 1.0  # how far a precision may go in a step, in terms of itself: it ends between .5 and 2.5 of what it was
+
+# How the relative move x of a precision is made: its factor.
+CURVATURES: dict[str, str] = {
+    "price": "by Price's theorem, with IVON's term of second order, which keeps precisions positive",
+    "average": "by Price's theorem, plainly averaged: without that term's bias where few rows make a step",
+    "squared": "N times squared gradients, with that term",
+}
+FACTORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "price": lambda x: 1 + x + 0.5 * x.square(),
+    "average": lambda x: 1 + x.clamp(min=-0.5 * FARTHEST),
+    "squared": lambda x: 1 + x + 0.5 * x.square(),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class IvonStep:
+    """A step down  N * mean NLL under q + KL(q || prior)  in the geometry of q = N(mean, 1 / precision).
+
+    Shen et al. (2024), with N = 1 / (weight of the KL), curvature h and delta of the paper in precision = N (h + delta)
+    and the prior's 1 / s_0^2 = N delta:
+      h_hat    = (d NLL / d scale) / scale              (Price's theorem; or N times squared gradients)
+      precision *= 1 + x + x^2 / 2,  x = (1 - beta2) (N h_hat + 1 / s_0^2 - precision) / precision
+      mean     -= lr (gbar + (mean - m_0) / (N s_0^2)) / max(precision / N, least_curvature)
+    with gbar the gradient's debiased running mean. |x| is at most 1. Any estimator of the expected loss serves; by
+    weight sampling it is the paper's. A step is at most `clip_step` for each weight, before lr.
+    With beta2 = 0 the curvature is averaged over `curvature_memory` rounds, at first over all steps so far.
+    Scalar options: `lr`, `kl_weight`, `prior_scale`, `beta1`, `beta2`, `curvature_memory`, `least_curvature`,
+    `clip_step`.
+    """
+
+    model: Model
+    estimation: Plan
+    epochs: int
+    draws: int = 1
+    kl: str = "1/n"
+    prior: str = "broadcast"
+    curvature: str = "price"
+    falling: bool = False
+    remembers: bool = False  # whether beta2 is given
+    clips: bool = False
+
+    def __call__(self, state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
+        mean, precision = state.vectors["mean"], state.vectors["precision"]
+        vectors = {"mean": mean, "scale": precision.rsqrt(), **{part: state.vectors[part] for part in self.points}}
+        frozen = self.model.frozen_in(info.constants)
+        g, (static, nll) = gradients(self.expectation.nll, vectors, state.static, b, tape, frozen)
+        options, weight = info.options, KL_WEIGHTS[self.kl](b, info)
+        pull, least = self._held(mean, info)
+        seen = g["mean"].square() / weight if self.curvature == "squared" else g["scale"] / vectors["scale"]
+        x = self._share(b, info) * ((least + seen / weight) / precision - 1)
+        after = precision * FACTORS[self.curvature](x.clamp(-FARTHEST, FARTHEST))
+        count, beta = state.optimiser["count"] + 1, options["beta1"]
+        first = {n: beta * v + (1 - beta) * g[n] for n, v in state.optimiser["first"].items()}
+        whole = -torch.expm1(count * beta.log())  # 1 - beta1^count
+        move = (first["mean"] / whole + weight * pull) / torch.maximum(weight * after, options["least_curvature"])
+        if self.clips:
+            move = torch.minimum(torch.maximum(move, -options["clip_step"]), options["clip_step"])
+        rate = falling_rate(b, info, self.epochs) if self.falling else options["lr"]
+        moved = {"mean": mean - rate * move, "precision": after}
+        moved |= {part: state.vectors[part] - rate * first[part] / whole for part in self.points}
+        return Learner(moved, static, {"first": first, "count": count}, state.loss + nll, state.steps + 1)
+
+    @property
+    def points(self) -> list[str]:
+        """The trainable parts without a distribution."""
+        return self.expectation.points
+
+    @property
+    def expectation(self) -> Expectation:
+        """The expected loss that it descends."""
+        return Expectation(self.model, self.estimation, self.draws)
+
+    def prior_of(self, info: Info) -> Gaussian:
+        """What the posterior is held near, before any tilt."""
+        return prior_of(self.prior, info)
+
+    def _held(self, mean: Tensor, info: Info) -> tuple[Tensor, Tensor]:
+        """The slope of the negative log prior at a mean, and the prior's precision; tilted, it may be negative."""
+        q = self.prior_of(info)
+        precision = q.scale.square().reciprocal()
+        if TILT not in info.constants:
+            return precision * (mean - q.mean), precision
+        tilt = info.constants[TILT]
+        precision = precision - tilt.precision
+        return precision * (mean - q.mean) + tilt.pull, precision
+
+    def _share(self, b: Batch, info: Info) -> Tensor:
+        """The share of a step's curvature in the average: 1 - beta2."""
+        if self.remembers:
+            return 1 - info.options["beta2"]
+        steps = self.epochs * info.batches[0]
+        so_far = torch.minimum(info.round * steps + b.step, 2 * info.options["curvature_memory"] * steps)
+        return 2 / (so_far.to(info.options["lr"].dtype) + 2)
+
+
+def ivon(step: IvonStep, batch: int) -> Client:
+    """The client that goes from the broadcast posterior by these steps."""
+    model, points = step.model, step.points
+
+    def start(own: Own, info: Info) -> Learner:
+        q = info.broadcast["model"]
+        assert isinstance(q, Gaussian)
+        trained = {"mean": q.mean, **{part: info.broadcast[part].mean for part in points}}
+        static = {part: info.broadcast[part].mean for part in model.static}
+        zero = q.mean.new_zeros(())
+        first = {name: torch.zeros_like(v) for name, v in trained.items()}
+        vectors = {**trained, "precision": q.scale.square().reciprocal()}
+        return Learner(vectors, static, {"first": first, "count": zero}, zero, zero)
+
+    def finish(state: Learner, info: Info) -> Upload:
+        v = state.vectors
+        q = Gaussian(v["mean"], v["precision"].rsqrt(), model.layouts["model"])
+        parts: Parts = {"model": q}
+        parts |= {part: Point(v[part], model.layouts[part]) for part in points}
+        parts |= {part: Point(s, model.layouts[part]) for part, s in state.static.items()}
+        least = step._held(v["mean"], info)[1]
+        metrics = {
+            "loss": state.loss / state.steps.clamp(min=1),
+            "kl": q.kl(step.prior_of(info)),
+            "negative_curvature": (v["precision"] < least).to(q.mean.dtype).mean(),
+        }
+        return Upload(parts, {}, metrics)
+
+    return Client(start, (Phase(step, step.epochs, batch),), finish)

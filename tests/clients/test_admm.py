@@ -1,0 +1,161 @@
+"""Bayesian ADMM on conjugate models, where the posterior of all rows is known; PVI is one of its settings."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from test_partitioned import SCALE, exclusive, pooled, shared, sites
+from torch import Tensor, nn
+
+import fedbayes as fb
+from fedbayes.clients.anchored import root_noise
+from fedbayes.clients.client import Client, Phase, Upload
+from fedbayes.clients.partitioned import partitioned
+from fedbayes.clients.variational import TILT
+from fedbayes.data import from_clients
+from fedbayes.errors import InputError
+from fedbayes.methods import Composed
+from fedbayes.model.curvature import of_outputs
+from fedbayes.model.likelihood import LIKELIHOODS, normal
+from fedbayes.noise import Tape
+from fedbayes.posterior.values import Gaussian
+from fedbayes.training.rounds import Memory, fit, prepare
+from fedbayes.training.rounds import rounds as every_round
+
+
+class Exact(NamedTuple):
+    mean: Tensor
+    scale: Tensor
+
+
+def solver(layout: Any, noise: float) -> Client:
+    """Finds the minimum of E_q[rows * loss] / kl_weight + KL to the tilted broadcast in closed form, in one step."""
+
+    def start(own: Any, info: Any) -> Exact:
+        q = info.broadcast["model"]
+        return Exact(q.mean, q.scale)
+
+    def step(state: Exact, b: Any, tape: Any, info: Any) -> Exact:
+        q, tilt, sharp = info.broadcast["model"], info.constants[TILT], 1 / (noise**2 * info.options["kl_weight"])
+        live = torch.ones(len(b.x)) if b.mask is None else b.mask
+        x = b.x.double() * live[:, None]
+        own = q.scale.double() ** -2 - tilt.precision.double()
+        precision = torch.diag(own) + sharp * x.T @ x
+        mean = torch.linalg.solve(precision, own * q.mean - tilt.pull + sharp * x.T @ b.y[:, 0].double())
+        return Exact(mean.float(), precision.diagonal().rsqrt().float())
+
+    def finish(state: Exact, info: Any) -> Upload:
+        return Upload({"model": Gaussian(state.mean, state.scale, layout)}, {}, {})
+
+    return Client(start, (Phase(step, 1, 40),), finish)
+
+
+def trained(pairs: Any, noise: float, rounds: int, *, task: dict[str, Any] | None = None, **options: Any) -> Any:
+    """The posterior after some rounds with exact clients, and the last record; sites agree with the server's sum."""
+    base = fb.methods.bayes_admm(epochs=1, batch=40, **options)
+
+    def build(setting: Any) -> Any:
+        program = base.build(setting)
+        return program._replace(client=partitioned(solver(program.initial["model"].layout, noise), tilts=True))
+
+    network = nn.Linear(pairs[0][0].shape[1], 1, bias=False)
+    made = prepare(
+        network, from_clients(pairs, kind="real"), method=Composed(program=build), rounds=rounds,
+        likelihood=normal(noise), evaluate_every=rounds, **(task or {}),
+    )  # fmt: skip
+    own = Memory()
+    *_, (progress, record) = every_round(made, made.begin(), own)
+    for name, total in progress.state.stages["sites"].items():
+        kept = sum(site[name] for site in own.rows.values())
+        torch.testing.assert_close(kept, total, rtol=1e-7, atol=1e-7 * float(total.abs().max()))
+    return progress.state.broadcast["model"], record
+
+
+TASKS: tuple[dict[str, Any], ...] = ({}, {"cohort": 2}, {"dropout": 0.4})
+CASES = [(*case, task) for case in ((shared, 0.1, 1.0), (exclusive, 0.3, 0.5), (sites, 1.0, 0.5)) for task in TASKS]
+
+
+@pytest.mark.parametrize(("who", "rho", "gamma", "task"), [*CASES, (exclusive, 10.0, 1.0, {"dropout": 0.2})])
+def test_the_posterior_of_all_rows_is_reached(who: Any, rho: float, gamma: float, task: dict[str, Any]) -> None:
+    """Where features are correlated a diagonal of small rho takes steps that are too long."""
+    pairs, noise = (sites(), SCALE) if who is sites else who(0.1)
+    rounds = {0.1: 20, 0.3: 30, 1.0: 45, 10.0: 170}[rho]
+    q, _ = trained(pairs, noise, rounds, task=task, rho=rho, gamma=gamma)
+    mean, scale = pooled(pairs, noise)
+    torch.testing.assert_close((q.mean.double() - mean) / scale, torch.zeros_like(mean), rtol=0, atol=0.02)
+    torch.testing.assert_close(q.scale.double(), scale, rtol=5e-3, atol=0)
+
+
+@pytest.mark.parametrize("rho", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("who", [exclusive, shared])
+def test_quadratics_of_which_all_is_known_take_one_round(who: Any, rho: float) -> None:
+    """Their curvatures share axes, so that a diagonal is a full covariance. The server takes the product of sites."""
+    pairs, noise = who(0.1)
+    q, record = trained(pairs, noise, 1, rho=rho, gamma=1.0, alpha=1.0)
+    mean, scale = pooled(pairs, noise)
+    torch.testing.assert_close(q.mean.double(), mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(q.scale.double(), scale, rtol=1e-4, atol=0)
+    assert record["sites_apart"] < 1e-6
+
+
+def test_a_temperature_makes_rows_count_more() -> None:
+    pairs = sites()
+    q, _ = trained(pairs, SCALE, 60, rho=0.5, gamma=1.0, temperature=0.25)
+    mean, scale = pooled(pairs, SCALE / 2)
+    torch.testing.assert_close((q.mean.double() - mean) / scale, torch.zeros_like(mean), rtol=0, atol=0.02)
+    torch.testing.assert_close(q.scale.double(), scale, rtol=2e-3, atol=0)
+
+
+def test_pvi_is_one_setting_of_it() -> None:
+    runs = []
+    common = {"epochs": 2, "batch": 20, "optimiser": "ivon"}
+    for method in (
+        fb.methods.pvi(damping=0.4, **common),
+        fb.methods.bayes_admm(gamma=0.4, rho=1.0, alpha=1.0, temperature=1.0, **common),
+    ):
+        torch.manual_seed(0)
+        runs.append(fit(nn.Linear(2, 1), from_clients(sites(), kind="real"), method=method, rounds=4, cohort=2))
+    one, other = (run.posterior for run in runs)
+    torch.testing.assert_close(one.mean, other.mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one.scale, other.scale, rtol=1e-4, atol=0)
+
+
+def test_the_journal_has_residuals_and_the_distance_of_clients() -> None:
+    method = fb.methods.bayes_admm(epochs=1, batch=20)
+    run = fit(nn.Linear(2, 1), from_clients(sites(), kind="real"), method=method, rounds=2)
+    for record in run.journal:
+        assert {"kl", "negative_curvature", "primal_residual"} <= record["train"].keys()
+        assert record["dual_residual"] > 0
+        assert record["sites_apart"] > 0
+
+
+def test_what_it_is_can_not_be_chosen() -> None:
+    with pytest.raises(InputError, match="kl_weight is fixed in bayes_admm"):
+        fb.methods.bayes_admm(kl_weight=0.5)
+    with pytest.raises(InputError, match="alpha"):
+        fb.methods.bayes_admm(alpha=0.0)
+    with pytest.raises(InputError, match="rho"):
+        fb.methods.bayes_admm(rho=0.0)
+
+
+def test_laplace_finds_the_curvature_of_least_squares() -> None:
+    """One client: the posterior of its rows under the prior, but for the noise of projections."""
+    pairs = sites((40,))
+    method = fb.methods.fedlap_cov(rho=1.0, gamma=1.0, alpha=1.0, epochs=30, batch=40, lr=0.1, probe=1)
+    run = fit(
+        nn.Linear(2, 1, bias=False), from_clients(pairs, kind="real"), method=method, rounds=4,
+        likelihood=normal(SCALE), evaluate_every=4,
+    )  # fmt: skip
+    mean, scale = pooled(pairs)
+    torch.testing.assert_close((run.posterior.mean.double() - mean) / scale, torch.zeros_like(mean), rtol=0, atol=0.1)
+    torch.testing.assert_close(run.posterior.scale.double(), scale, rtol=0.4, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels", "real"])
+def test_noise_has_the_covariance_of_the_curvature(kind: str) -> None:
+    likelihood = normal(0.5) if kind == "real" else LIKELIHOODS[kind]()
+    output = torch.tensor([[0.3, -1.0, 0.8]], dtype=torch.float64)
+    draws = torch.randn(40000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    thrown = root_noise(likelihood, output.expand(40000, 3), {}, Tape(draws.flatten()))
+    want = of_outputs(likelihood, output, {})[0]
+    torch.testing.assert_close(thrown.T @ thrown / 40000, want, rtol=0, atol=0.02 * float(want.abs().max()))
