@@ -58,6 +58,27 @@ def cnn(shape: Shape, outputs: int, channels: int = 32, hidden: int = 64, start:
     return _started(network, start, "cnn")
 
 
+def acar_cnn(shape: Shape, outputs: int, channels: int = 64) -> nn.Module:
+    """Two unpadded 5x5 convolutions with 2x2 max-pools, hidden layers of 384 and 192: FedDyn's for CIFAR (797,962)."""
+    if len(shape) != 3 or min(shape[1:]) < 16:
+        raise InputError(f"network acar_cnn needs images [C, H, W] of at least 16 x 16, not {list(shape)}; try mlp")
+    height, width = (((n - 4) // 2 - 4) // 2 for n in shape[1:])
+    return nn.Sequential(
+        nn.Conv2d(shape[0], channels, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(channels, channels, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(channels * height * width, 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, outputs),
+    )
+
+
 class TextCNN(nn.Module):
     """Convolutions of several widths over embedded tokens, the maximum over time of each channel, one linear map."""
 
@@ -114,6 +135,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "cnn": cnn,
+    "acar_cnn": acar_cnn,
     "text_cnn": text_cnn,
     "resnet": resnet,
     "resnet18": resnet18,

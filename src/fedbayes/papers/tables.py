@@ -8,7 +8,7 @@ from typing import Any
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
-from fedbayes.papers import aggregation, attacks, fedag, fedppd, feduab, pfedpf
+from fedbayes.papers import admm, aggregation, attacks, fedag, fedppd, feduab, pfedpf
 from fedbayes.papers.cells import Request, Table
 from fedbayes.papers.page import markdown, page
 from fedbayes.papers.rows import rows_of
@@ -21,6 +21,7 @@ TABLES: dict[str, Table[Any]] = {
     **fedppd.TABLES,
     **pfedpf.TABLES,
     **attacks.TABLES,
+    **admm.TABLES,
 }
 
 
