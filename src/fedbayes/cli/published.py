@@ -53,6 +53,35 @@ def table(
 
 
 @app.command()
+def league(
+    only: Annotated[str, typer.Option(help="Federations, methods, splits, by comma: heart-disease,pvi,as given.")] = "",
+    scale: Annotated[str, typer.Option(help="paper, or small (two rounds).")] = "paper",
+    seeds: Annotated[str, typer.Option(help="Seeds of each cell, as 0..4 or 0,3.")] = "0..4",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    compile: Annotated[str | None, typer.Option(help="auto, off, on or graph (a CUDA graph).")] = None,
+    train: Annotated[bool, typer.Option(help="Train what is missing; else only write the pages.")] = True,
+    output: Annotated[Path, typer.Option(help="The folder of the pages and cells.")] = Path("docs/results/league"),
+) -> None:
+    """Every method on every natural federation, by one protocol, between local and pooled training; again: go on."""
+    from fedbayes.papers.cells import Request
+    from fedbayes.papers.tables import run_league, seeds_of
+
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    changes = {key: value for key, value in {"device": device, "compile": compile}.items() if value is not None}
+    try:
+        with watching() as watch:
+
+            def say(line: str) -> None:
+                out.print(escape(line), soft_wrap=True)
+
+            text = run_league(output, Request(words, scale, seeds_of(seeds), changes, False, say, watch), train=train)
+    except KeyboardInterrupt:
+        out.print("\nstopped; the same command goes on: finished cells stay, others from their last checkpoints")
+        raise SystemExit(130) from None
+    print(text)
+
+
+@app.command()
 def figure(
     name: Annotated[str, typer.Argument(help="Such as fedppd-2 or agg-prior; without a name, a list of them.")] = "",
     scale: Annotated[str, typer.Option(help="Of the cells that are drawn: paper, short, small.")] = "paper",

@@ -26,12 +26,13 @@ _LEVELS = {"cp": (2, (2, 3, 4)), "restecg": (6, (1, 2))}  # the first level of e
 SCALINGS = ("site", "pooled", "none")
 
 
-def heart_disease(*, split: int | None = None, standardise: str = "site") -> Dataset:
+def heart_disease(*, split: int | None = None, standardise: str = "site", inner: int | None = None) -> Dataset:
     """Heart disease at four hospitals (Janosi et al., 1988), 13 features, with the rows and split of FLamby.
 
     Terrail et al. (2022): three columns that are mostly missing and rows with a missing value are dropped; a third of
     each hospital's patients is for the test. `split` is the seed of another such split. `standardise`: columns by
-    the training rows of the hospital ("site", as FLamby), of all ("pooled"), or not at all ("none").
+    the training rows of the hospital ("site", as FLamby), of all ("pooled"), or not at all ("none"). `inner` is a seed
+    by which a fifth of each site's training rows takes the place of the test rows: for choosing options.
     """
     if standardise not in SCALINGS:
         raise ValueError(f"standardise is one of {', '.join(SCALINGS)}, not {standardise!r}")
@@ -45,14 +46,17 @@ def heart_disease(*, split: int | None = None, standardise: str = "site") -> Dat
         tables = [(_standardised(x, rows), y) for x, y in tables]
     columns = (*_HEART, *(f"{name}_{level}" for name, (_, levels) in _LEVELS.items() for level in levels))
     data = _by_owner("heart-disease", tables, parts, HOSPITALS, kind="classes")
-    return replace(data, columns=columns, class_names=("healthy", "disease"))
+    return _within(replace(data, columns=columns, class_names=("healthy", "disease")), inner)
 
 
-def tcga_brca(*, split: int | None = None, standardise: bool = True, intervals: int = INTERVALS) -> Dataset:
+def tcga_brca(
+    *, split: int | None = None, standardise: bool = True, intervals: int = INTERVALS, inner: int | None = None
+) -> Dataset:
     """Survival after breast cancer in six regions (TCGA-BRCA), 39 clinical features, with FLamby's split.
 
     Times are days. `split` is the seed of another split of each region, of the same sizes. `standardise` scales
-    columns by all training rows; FLamby leaves them as they are. Curves are cut at `intervals` times.
+    columns by all training rows; FLamby leaves them as they are. Curves are cut at `intervals` times. `inner` as for
+    `heart_disease`.
     """
     paths = {Path(name).name: path for name, path in find(FILES["tcga-brca"]).paths.items()}
     table, folds = (_csv(paths[name]) for name in ("brca.csv", "train_test_split.csv"))
@@ -73,14 +77,14 @@ def tcga_brca(*, split: int | None = None, standardise: bool = True, intervals: 
         parts.append(own if split is None else _cut(y[rows, 1].astype(int), split, len(own[0])))
     names = tuple(f"region {k}" for k in range(REGIONS))
     data = _by_owner("tcga-brca", tables, parts, names, kind="survival", standardise=standardise)
-    return replace(data, columns=columns, times=cut_times(data.y, intervals))
+    return _within(replace(data, columns=columns, times=cut_times(data.y, intervals)), inner)
 
 
-def landmine(*, split: int = 0, train: float = 0.5) -> Dataset:
+def landmine(*, split: int = 0, train: float = 0.5, inner: int | None = None) -> Dataset:
     """Mines among clutter in 29 fields by radar (Xue et al., 2007), 9 features; mines are 6 % of the rows.
 
     The set has no split of its own: a share of each field's mines and clutter, drawn by the seed `split`, is for
-    training. Columns are scaled by all training rows.
+    training. Columns are scaled by all training rows. `inner` as for `heart_disease`.
     """
     if not 0 < train < 1:
         raise ValueError(f"train must be a share in (0, 1), not {train}")
@@ -96,15 +100,17 @@ def landmine(*, split: int = 0, train: float = 0.5) -> Dataset:
     parts = [_cut(y, split, round(train * len(y))) for _, y in tables]
     names = tuple(f"field {k}" for k in range(len(tables)))
     data = _by_owner("landmine", tables, parts, names, kind="classes", standardise=True)
-    return replace(data, class_names=("clutter", "mine"))
+    return _within(replace(data, class_names=("clutter", "mine")), inner)
 
 
-def shakespeare(*, length: int = 32, every: int = 4, speeches: int = 20, train: float = 0.8) -> Dataset:
+def shakespeare(
+    *, length: int = 32, every: int = 4, speeches: int = 20, train: float = 0.8, inner: int | None = None
+) -> Dataset:
     """The next character of a role's speech from those before it; one client for each speaking role.
 
     Roles with at least so many `speeches`; the first share of them (`train`), in the order of the plays, is for
     training. A row is `length` characters of a role's speeches, padded at its beginning, and every so many-th
-    position makes one. Text: the plays as Karpathy (2015) put them together.
+    position makes one. Text: the plays as Karpathy (2015) put them together. `inner` as for `heart_disease`.
     """
     if length < 1 or every < 1 or speeches < 2 or not 0 < train < 1:
         raise ValueError("length and every must be at least 1, speeches at least 2, train a share in (0, 1)")
@@ -125,7 +131,22 @@ def shakespeare(*, length: int = 32, every: int = 4, speeches: int = 20, train: 
         parts.append((np.arange(len(y)), np.arange(len(y), len(y) + len(test_y))))
     data = _by_owner("shakespeare", tables, parts, tuple(roles), kind="classes", classes=len(alphabet))
     names = tuple(repr(c)[1:-1] for c in alphabet)
-    return replace(data, vocabulary=("<pad>", *alphabet), class_names=names)
+    return _within(replace(data, vocabulary=("<pad>", *alphabet), class_names=names), inner)
+
+
+def _within(data: Dataset, seed: int | None) -> Dataset:
+    """A fifth of each owner's training rows, by a seed, as test rows in place of the set's own."""
+    if seed is None:
+        return data
+    assert data.owner is not None
+    random = torch.Generator().manual_seed(seed)
+    held = torch.zeros(len(data.y), dtype=torch.bool)
+    for k in range(data.owners):
+        own = (data.owner == k).nonzero().flatten()
+        held[own[torch.randperm(len(own), generator=random)[: len(own) // 5]]] = True
+    data = replace(data, test_x=data.x[held], test_y=data.y[held], test_owner=data.owner[held])
+    assert data.owner is not None
+    return replace(data, x=data.x[~held], y=data.y[~held], owner=data.owner[~held])
 
 
 def _patients(path: Path) -> tuple[np.ndarray, np.ndarray]:

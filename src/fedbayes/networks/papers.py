@@ -107,6 +107,14 @@ def text_cnn(
     return _started(TextCNN(outputs, words, width, channels, spans), start, "text_cnn")
 
 
+def next_token(
+    shape: Shape, outputs: int, words: int = 66, width: int = 8, hidden: int = 128, start: str = "torch"
+) -> nn.Module:
+    """Embedded tokens side by side and one hidden layer: what comes next (Bengio et al., 2003)."""
+    layers = [nn.Embedding(words, width), nn.Flatten(), nn.Linear(prod(shape) * width, hidden), nn.ReLU()]
+    return _started(nn.Sequential(*layers, nn.Linear(hidden, outputs)), start, "text_cnn")
+
+
 # FedUAB's own start: weights uniform within these bounds, layer by layer, biases at .01.
 BOUNDS: dict[str, tuple[float, ...]] = {
     "mlp": (0.25, 0.15, 0.10),
@@ -137,6 +145,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "acar_cnn": acar_cnn,
     "text_cnn": text_cnn,
+    "next_token": next_token,
     "resnet": resnet,
     "resnet18": resnet18,
     "resnet34": resnet34,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
-from fedbayes.papers import admm, aggregation, attacks, fedag, fedppd, feduab, pfedpf
+from fedbayes.papers import admm, aggregation, attacks, fedag, fedppd, feduab, league, pfedpf
 from fedbayes.papers.cells import Request, Table
 from fedbayes.papers.page import markdown, page
 from fedbayes.papers.rows import rows_of
@@ -45,6 +45,28 @@ def run_published(name: str, output: Path, request: Request, *, train: bool = Tr
     write_atomically(output / f"{stem}.json", (json.dumps(records, indent=1) + "\n").encode())
     write_atomically(output / f"{stem}.md", text.encode())
     write_atomically(output / f"{stem}.html", page(table, rows, output, scale).encode())
+    return text
+
+
+def run_league(output: Path, request: Request, *, train: bool = True) -> str:
+    """Train what is missing of the league, write league.json, league.md and league.html, and give the Markdown."""
+    scale = request.scale
+    if scale not in league.SCALES:
+        raise unknown("scale", scale, league.SCALES)
+    if train:
+        league.train(league.league(), output, request)
+    table = league.league(league.choices(output, scale))
+    rows = rows_of("league", table, output, scale)
+    if not rows:
+        raise InputError(f"no cell of the league has been run at scale {scale}: run fedbayes league")
+    shown = league.by_metric(rows)
+    layout = table.layout._replace(findings=lambda _: league.findings(rows))
+    table = table._replace(layout=layout)
+    stem = "league" if scale == "paper" else f"league-{scale}"
+    text = markdown(table, shown)
+    write_atomically(output / f"{stem}.json", (json.dumps(rows, indent=1) + "\n").encode())
+    write_atomically(output / f"{stem}.md", text.encode())
+    write_atomically(output / f"{stem}.html", page(table, shown, output, scale).encode())
     return text
 
 

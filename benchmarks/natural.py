@@ -1,0 +1,285 @@
+"""Natural federations: our figures beside FLamby's, and federated training between local and pooled. Minutes a part.
+
+`python benchmarks/natural.py heart tcga landmine shakespeare` (needs FEDBAYES_DATA, or downloads). Options were set
+before any test row was looked at; seeds and splits that share a program are trained as one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import fedbayes as fb
+from fedbayes.data import Clients, Dataset, Standardise, load
+from fedbayes.data.natural import tcga_brca
+from fedbayes.data.ragged import Ragged
+from fedbayes.federation.weighting import Weighting
+from fedbayes.files import write_atomically
+from fedbayes.methods import Method
+from fedbayes.networks.papers import network_named
+from fedbayes.papers.cells import commit
+from fedbayes.training.rounds import Memory, prepare, rounds_together
+from fedbayes.training.run import Run
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "natural.json"
+SEEDS = range(5)
+
+
+def together(
+    members: Sequence[tuple[nn.Module, Clients, int]], method: Method, rounds: int, **options: Any
+) -> list[Run]:
+    """Runs of one method as one program: each member has a network, clients of the same data, and a seed."""
+    tasks = [
+        prepare(
+            net, clients, method=method, rounds=rounds, seed=seed, evaluate_every=rounds, engine="stacked", **options
+        )
+        for net, clients, seed in members
+    ]
+    progress, own = [task.begin() for task in tasks], [Memory() for _ in tasks]
+    for entries in rounds_together(tasks, list(progress), own):
+        for m, entry in enumerate(entries):
+            if entry is not None:
+                progress[m] = entry[0]
+    return [Run(task, at, [], memory) for task, at, memory in zip(tasks, progress, own)]
+
+
+def some_rows(clients: Clients, rows: Sequence[Tensor]) -> Clients:
+    """Clients of the same data that hold other rows."""
+    empty = Ragged.of_sizes(np.zeros(0, np.int64), np.zeros(len(rows), np.int64))
+    return replace(clients, train=Ragged.of_lists(list(rows)), test=empty, names=())
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation and number of some figures."""
+    array = np.array(values, float)
+    return {"mean": float(array.mean()), "std": float(array.std()), "runs": len(array)}
+
+
+# ---- heart disease: FLamby's FedAvg, 100 updates of 4 rows a round by plain SGD, 15 rounds, weights by rows ----
+
+UPDATES, BATCH, ROUNDS = 100, 4, 15
+
+
+def heart() -> dict[str, Any]:
+    """Accuracy by hospital and on the pooled test rows; the latter are scaled by pooled statistics, as in FLamby."""
+    sites, pooled = (_one_logit(load("heart-disease", standardise=way)) for way in ("site", "pooled"))
+    clients = sites.sites()
+    # All hospitals make 100 updates, so rows are repeated; 397 to 400 of them say who it is, for weights by true sizes.
+    counts = [UPDATES * BATCH - 3 + k for k in range(len(clients))]
+    rows = [own.repeat(-(-n // len(own)))[:n] for own, n in zip(clients.train, counts)]
+    sizes = clients.sizes.double()
+    weighting = Weighting("by rows", weigh=lambda q, broadcast, n: sizes[(n - counts[0]).long()])
+    tests = [(clients.name(k), sites.test_x[own], sites.test_y[own]) for k, own in enumerate(clients.test)]
+    tests.append(("pooled", pooled.test_x, pooled.test_y))
+    figures: dict[str, Any] = {"updates": UPDATES, "batch": BATCH, "rounds": ROUNDS}
+    for lr in (1e-3, 1e-4):
+        method = fb.methods.fedavg(lr=lr, epochs=1, batch=BATCH, weighting=weighting)
+        members = [
+            (network_named("linear", (13,), 1, seed=42 + seed), some_rows(clients, rows), 42 + seed) for seed in SEEDS
+        ]
+        accuracies: dict[str, list[float]] = {}
+        for run in together(members, method, ROUNDS):
+            for name, x, y in tests:
+                hit = (run.predict(x).probs > 0.5) == (y > 0.5)
+                accuracies.setdefault(name, []).append(float(hit.double().mean()))
+        figures[f"lr {lr:g}"] = {name: spread(values) for name, values in accuracies.items()}
+    return figures
+
+
+def _one_logit(data: Dataset) -> Dataset:
+    """The classes as one label of 0 or 1, so that logistic regression has one output."""
+    labels = {name: getattr(data, name).float()[:, None] for name in ("y", "test_y")}
+    return replace(data, kind="labels", classes=1, class_names=(), **labels)
+
+
+# ---- TCGA-BRCA: linear models of survival, FLamby's split and random ones ----
+
+SURVIVAL = {"lr": 0.05, "epochs": 5, "batch": 16}
+SURVIVAL_ROUNDS, SPLITS = 20, 20
+OF_SURVIVAL: dict[str, Callable[[], Method]] = {
+    "fedavg": lambda: fb.methods.fedavg(**SURVIVAL),
+    "pvi": lambda: fb.methods.pvi(**SURVIVAL),
+}
+
+
+def tcga() -> dict[str, Any]:
+    """Concordance, Brier score and calibration of linear models, over 5 seeds and over 20 random splits."""
+    official = load("tcga-brca")
+    figures: dict[str, Any] = {**SURVIVAL, "rounds": SURVIVAL_ROUNDS}
+    whole = _all_rows(official)
+    parts = [_rows_of_split(whole, tcga_brca(split=split)) for split in range(SPLITS)]
+    for likelihood in ("cox", "hazard"):
+        for name, method in OF_SURVIVAL.items():
+            for title, data, splits in (
+                ("split of FLamby", official, None),
+                ("random splits", whole, parts),
+            ):
+                clients = data.sites()
+                members: list[tuple[nn.Module, Clients, int]] = []
+                if splits is None:
+                    members = [(network_named("linear", (39,), 1, seed=s), clients, s) for s in SEEDS]
+                    tests = [(data.test_x, data.test_y)] * len(members)
+                else:
+                    members = [
+                        (network_named("linear", (39,), 1, seed=s), some_rows(clients, train), s)
+                        for s, (train, _) in enumerate(splits)
+                    ]
+                    tests = [(data.x[test], data.y[test]) for _, test in splits]
+                runs = together(members, method(), SURVIVAL_ROUNDS, likelihood=likelihood)
+                scored = [_survival_scores(run, x, y) for run, (x, y) in zip(runs, tests)]
+                row = {score: spread([one[score] for one in scored]) for score in scored[0]}
+                figures[f"{name}, {likelihood}, {title}"] = row
+                print(name, likelihood, title, {k: round(v["mean"], 4) for k, v in row.items()}, flush=True)
+    return figures
+
+
+def _all_rows(data: Dataset) -> Dataset:
+    """Training and test rows as one training part, so that all splits are row numbers of the same data."""
+    x, y = torch.cat([data.x, data.test_x]), torch.cat([data.y, data.test_y])
+    owner = torch.cat([data.owner, data.test_owner])
+    empty = {"test_x": x[:0], "test_y": y[:0], "test_owner": None}
+    return replace(data, x=x, y=y, owner=owner, prepare=Standardise.of(data.x), **empty)
+
+
+def _rows_of_split(whole: Dataset, split: Dataset) -> tuple[list[Tensor], Tensor]:
+    """The row numbers of each region's training rows, and of all test rows."""
+    places: dict[tuple[float, ...], list[int]] = {}
+    for i, row in enumerate(torch.cat([whole.x, whole.y, whole.owner[:, None]], 1).tolist()):
+        places.setdefault(tuple(row), []).append(i)
+
+    def numbers(x: Tensor, y: Tensor, owner: Tensor) -> Tensor:
+        return torch.tensor([places[tuple(row)].pop() for row in torch.cat([x, y, owner[:, None]], 1).tolist()])
+
+    train, test = numbers(split.x, split.y, split.owner), numbers(split.test_x, split.test_y, split.test_owner)
+    return [train[split.owner == k] for k in range(split.owners)], test
+
+
+def _survival_scores(run: Run, x: Tensor, y: Tensor) -> dict[str, float]:
+    p = run.predict(x)
+    times, risk = torch.tensor(p.times), fb.scores.risk_of(p.survival)
+    middle = len(p.times) // 2
+    return {
+        "concordance": fb.scores.concordance(risk, y),
+        "concordance_ipcw": fb.scores.concordance_ipcw(risk, y, p.times[-1]),
+        "brier": fb.scores.integrated_brier(p.survival, y, times),
+        "nll": fb.scores.survival_scores(p.sums(y))["nll"],
+        "calibration": fb.scores.survival_calibration(p.survival[:, middle], y, p.times[middle]).error,
+    }
+
+
+# ---- landmine: who tells mines from clutter, field by field ----
+
+FIELD = {"lr": 0.1, "epochs": 2, "batch": 16}
+FIELD_ROUNDS = 25
+
+
+def landmine() -> dict[str, Any]:
+    """AUROC by field of federated, local and pooled training of the same network, with as many passes over the rows."""
+    data = load("landmine")
+    clients = data.sites()
+    figures: dict[str, Any] = {**FIELD, "rounds": FIELD_ROUNDS, "hidden": 16}
+    methods = {"fedavg": fb.methods.fedavg(**FIELD), "pvi": fb.methods.pvi(**FIELD)}
+    everywhere = [torch.arange(len(data.test_x))]
+    areas: dict[str, np.ndarray] = {}
+    for name, method in methods.items():
+        runs = together([(_small(s), clients, s) for s in SEEDS], method, FIELD_ROUNDS)
+        areas[f"federated, {name}"] = np.array([_areas(run, data, clients.test) for run in runs])
+    runs = together([(_small(s), clients.pooled(), s) for s in SEEDS], methods["fedavg"], FIELD_ROUNDS)
+    areas["pooled, fedavg"] = np.array([_areas(run, data, clients.test) for run in runs])
+    alone = [(_small(s), some_rows(clients, [own]), s) for s in SEEDS for own in clients.train]
+    runs = together(alone, methods["fedavg"], FIELD_ROUNDS)
+    one = [_areas(run, data, [clients.test[i % len(clients)]])[0] for i, run in enumerate(runs)]
+    areas["local, fedavg"] = np.array(one).reshape(len(SEEDS), len(clients))
+    for name, values in areas.items():
+        figures[name] = {
+            "mean over fields": spread(values.mean(1)),
+            "worst field": spread(values.min(1)),
+            "by field": values.mean(0).round(4).tolist(),
+        }
+        print(name, figures[name]["mean over fields"], flush=True)
+    figures["test rows"] = len(everywhere[0])
+    return figures
+
+
+def _small(seed: int) -> nn.Module:
+    return network_named("mlp", (9,), 2, seed=seed, hidden=[16])
+
+
+def _areas(run: Run, data: Dataset, homes: Any) -> list[float]:
+    """AUROC of the chance of a mine on the rows of each field."""
+    chance = run.predict(data.test_x).probs[:, 1]
+    each = [(chance[own], data.test_y[own]) for own in homes]
+    return [fb.scores.auroc(c[y == 0], c[y == 1]) for c, y in each]
+
+
+# ---- Shakespeare: bits per character ----
+
+PLAY = {"lr": 0.3, "epochs": 1, "batch": 32}
+PLAY_ROUNDS, COHORT = 60, 20
+
+
+def shakespeare() -> dict[str, Any]:
+    """Bits per character on the roles' last speeches: a federation of roles, and pooled rows, by as many passes."""
+    data = load("shakespeare", length=16, every=4)
+    clients = data.sites()
+    figures: dict[str, Any] = {**PLAY, "rounds": PLAY_ROUNDS, "cohort": COHORT, "roles": len(clients)}
+    share = data.y.bincount(minlength=data.classes).double() / len(data.y)
+    figures["bits of the characters' frequencies"] = float(-share[data.test_y].clamp_min(1e-12).log2().mean())
+    passes = round(PLAY_ROUNDS * COHORT / len(clients))
+    for name, held, rounds, cohort in (
+        ("federated, fedavg", clients, PLAY_ROUNDS, COHORT),
+        ("pooled, fedavg", clients.pooled(), passes, None),
+    ):
+        network = network_named("next_token", data.shape, data.classes, seed=0)
+        start = time.perf_counter()
+        method = fb.methods.fedavg(**PLAY)
+        run = fb.fit(network, held, method=method, rounds=rounds, cohort=cohort, evaluate_every=rounds)
+        scores = run.scores()
+        figures[name] = {
+            "bits per character": scores["nll"] / np.log(2),
+            "accuracy": scores["accuracy"],
+            "rounds": rounds,
+            "seconds": round(time.perf_counter() - start, 1),
+        }
+        print(name, figures[name], flush=True)
+    return figures
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "heart": heart,
+    "tcga": tcga,
+    "landmine": landmine,
+    "shakespeare": shakespeare,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    for name in parser.parse_args().parts:
+        start = time.perf_counter()
+        figures = PARTS[name]()
+        about = {
+            "machine": f"{platform.machine()}, cpu",
+            "date": datetime.now(UTC).date().isoformat(),
+            "commit": commit(),
+            "seconds": round(time.perf_counter() - start, 1),
+        }
+        kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+        write_atomically(RESULTS, json.dumps({**kept, name: {**about, **figures}}, indent=1) + "\n")
+        print(name, json.dumps(figures)[:2000], flush=True)
+
+
+if __name__ == "__main__":
+    main()
