@@ -101,6 +101,7 @@ def judged(run: Run) -> dict[str, float]:
     diverged = float(bool(run.journal) and "diverged" in run.journal[-1])
     try:
         p, rows, homes = predictions(run)
+        assert p is not None  # every federation has test rows
         owner = run.task.clients.data.test_owner
         if len(homes) == 1 and owner is not None:  # all rows in one place; they still came from somewhere
             homes = [(owner == k).nonzero().flatten() for k in owner.unique()]
