@@ -80,7 +80,7 @@ def _last(task: Task):
     return list(rounds(task, task.begin(), Memory()))[-1]
 
 
-REFUSED = {"fedavg_pf", "fedper_pf", "lg_fedavg_pf"}  # Laplace: the curvature of a survival time is not known
+REFUSED = {"fedlap_cov", "fedavg_pf", "fedper_pf", "lg_fedavg_pf"}  # the curvature of a survival time is not known
 NEEDS_SERVER = {"fedbe", "fedppd_distill"}
 
 

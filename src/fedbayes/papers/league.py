@@ -66,7 +66,7 @@ FEDERATIONS: dict[str, Federation] = {
     ),
 }
 BY_SERVER = ("fedbe", "fedppd_distill")  # train on rows of the server, of which a natural federation has none
-NOT_SURVIVAL = ("fedavg_pf", "fedper_pf", "lg_fedavg_pf")  # need a curvature that is not known there
+NOT_SURVIVAL = ("fedlap_cov", "fedavg_pf", "fedper_pf", "lg_fedavg_pf")  # need a curvature that is not known there
 
 
 def methods_for(name: str) -> list[str]:
