@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedbayes.model import stacked_convolution
 from fedbayes.model.tracing import alone
 
-PIECE = 8192  # positions of a product whose gradient is one more product
 FEW = 4  # input channels that PyTorch's own channels-last kernels of a CPU are slow for; oneDNN's are not
 PATCHES = 2**22  # numbers in the patches of a batch that are worth their memory
 _COMPILED = _STACKED = False  # whether steps are compiled, and whether they are those of clients side by side
@@ -34,15 +34,20 @@ def replaced(x: Tensor) -> dict[Any, Any]:
     return {F.conv2d: conv2d} if x.is_cuda or not torch.backends.mkldnn.enabled else {}
 
 
+def own_kernels() -> bool:
+    """Whether two-dimensional convolutions on a GPU are kernels of our own just now."""
+    return _STACKED and stacked_convolution.available()
+
+
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """F.conv2d.
 
-    Of clients side by side on a GPU it is products of matrices in bfloat16, and one convolution of many groups in
-    float32, where a LeNet's step takes less than half of what products take. On a CPU without oneDNN the first in
+    Of clients side by side on a GPU it is kernels of our own (`stacked_convolution.py`), in float32 without TF32 one
+    convolution of many groups. On a CPU without oneDNN the first in
     training is a product of patches, but where it is compiled, as that makes it slower.
     """
-    if _STACKED and input.is_cuda and torch.is_autocast_enabled("cuda"):
-        return by_products(input, weight, bias, *args, **kwargs)
+    if _STACKED and input.is_cuda:
+        return _stacked(input, weight, bias, *args, **kwargs)
     few = weight.shape[1] <= FEW and input.dim() == 4 and input.device.type == "cpu"
     slow = few and not torch.backends.mkldnn.enabled
     if slow and alone() and input.is_contiguous(memory_format=torch.channels_last):
@@ -81,7 +86,7 @@ def _product(
     return out.view(count, high, wide, -1).permute(0, 3, 1, 2)
 
 
-def by_products(
+def _stacked(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -90,35 +95,14 @@ def by_products(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The same as products of matrices: the patches [positions, k l C] that a filter meets, channels last.
-
-    Under vmap a convolution becomes one of many groups, which GPUs are slow at; a compiler makes the patches in a
-    single pass. They are cut into pieces of at most `PIECE` positions, whose weights' gradients are found side by side.
-    """
-    if groups > 1 or isinstance(padding, str) or input.dim() != 4:
+    """That of one of many clients within compiled steps."""
+    usual = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and input.dim() == 4
+    if not usual or input.dtype == torch.float64 or not own_kernels():
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    (down, right), (top, left), (tall, wide) = (_pair(n) for n in (stride, padding, dilation))
-    x = F.pad(input.permute(0, 2, 3, 1), (0, 0, left, left, top, top))
-    rows, columns = weight.shape[-2:]
-    height = (x.shape[1] - tall * (rows - 1) - 1) // down + 1
-    width = (x.shape[2] - wide * (columns - 1) - 1) // right + 1
-    met = [
-        x[
-            :,
-            i * tall : i * tall + down * (height - 1) + 1 : down,
-            j * wide : j * wide + right * (width - 1) + 1 : right,
-        ]
-        for i in range(rows)
-        for j in range(columns)
-    ]
-    positions, pieces = len(x) * height * width, 1
-    while positions > pieces * PIECE and positions % (2 * pieces) == 0:
-        pieces *= 2
-    patches = torch.stack(met, 3).reshape(pieces, positions // pieces, -1)
-    filters = weight.permute(2, 3, 1, 0).flatten(0, 2)
-    out = torch.matmul(patches, filters) if pieces > 1 else patches[0] @ filters
-    out = out.reshape(len(x), height, width, -1)
-    return (out if bias is None else out + bias).permute(0, 3, 1, 2)
+    if torch.is_autocast_enabled("cuda"):
+        input, weight = input.to(torch.bfloat16), weight.to(torch.bfloat16)
+    out = stacked_convolution.convolution(input, weight, _pair(stride), _pair(padding))
+    return out if bias is None else out + bias.to(out.dtype)[:, None, None]
 
 
 def _pair(n: Any) -> tuple[int, int]:

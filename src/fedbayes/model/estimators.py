@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-from fedbayes.model.convolution import conv2d
+from fedbayes.model.convolution import conv2d, own_kernels
 from fedbayes.model.interception import Handler
 from fedbayes.model.likelihood import Weights
 from fedbayes.model.model import Model
@@ -34,7 +34,7 @@ def local(apply: Map, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape
 
     For a convolution this drops the correlation of the noise between positions.
     """
-    if x.is_cuda and not spatial:
+    if x.is_cuda and (not spatial or (spatial == 2 and own_kernels())):
         # Small products are bound by their launches: both at once.
         inputs, weights = torch.stack([x, x.square()]), torch.stack([weight[0], weight[1].square()])
         mean, variance = vmap(apply)(inputs, weights).unbind(0)

@@ -1,0 +1,129 @@
+"""Convolutions of many networks by kernels of our own are those of PyTorch, and have their gradients."""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+import fedbayes as fb
+from fedbayes.engine.compiled import Compiled
+from fedbayes.engine.steps import Steps, Work, stacked_step
+from fedbayes.model import convolution
+from fedbayes.model.estimators import flipout
+from fedbayes.model.stacked_convolution import convolution as stacked
+from fedbayes.networks.papers import network_named
+from fedbayes.noise import Tape
+from fedbayes.training.rounds import fit
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # slow, but the same kernels
+# channels, outputs, kernel, stride, padding, image
+SHAPES = {
+    "first": (3, 5, (3, 3), (1, 1), (0, 0), (9, 8)),
+    "stride": (16, 20, (3, 3), (2, 2), (1, 1), (8, 9)),
+    "wide": (4, 70, (1, 1), (2, 1), (0, 0), (7, 6)),
+    "odd": (3, 4, (5, 2), (1, 2), (2, 0), (9, 9)),
+    "many positions": (16, 16, (3, 3), (1, 1), (1, 1), (40, 40)),
+}
+
+
+def slopes(way: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
+    """Values, and gradients by both tensors, of several networks."""
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return way(x, w).sin().sum()
+
+    return (vmap(way)(*given), *vmap(grad(loss, argnums=(0, 1)))(*given))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_are_the_convolutions(shape: str, dtype: torch.dtype) -> None:
+    pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch for CUDA")
+    if (DEVICE, dtype) == ("cpu", torch.bfloat16):
+        pytest.skip("Triton's interpreter has no products of bfloat16")
+    channels, outs, kernel, stride, padding, image = SHAPES[shape]
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4, channels, *image, generator=random).to(dtype)
+    w = torch.randn(3, outs, channels, *kernel, generator=random).to(dtype) / 10
+    found = slopes(lambda a, b: stacked(a, b, stride, padding), x.to(DEVICE), w.to(DEVICE))
+    exact = slopes(lambda a, b: F.conv2d(a, b, None, stride, padding), x.double(), w.double())
+    for ours, theirs in zip(found, exact):
+        assert ours.dtype == dtype
+        assert (ours.cpu().double() - theirs).norm() < (2e-3 if dtype == torch.float32 else 2e-2) * theirs.norm()
+
+
+@pytest.mark.gpu
+def test_several_draws_of_several_clients() -> None:
+    pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch for CUDA")
+    random = torch.Generator().manual_seed(0)
+    x, w = torch.randn(3, 2, 3, 6, 6, generator=random), torch.randn(3, 5, 3, 3, 3, generator=random)
+
+    def drawn(way: Callable[..., Tensor], device: str, dtype: torch.dtype) -> Tensor:
+        def slope(shift: Tensor, x: Tensor, w: Tensor) -> Tensor:
+            return grad(lambda w: way(x + shift, w).square().sum())(w)
+
+        shifts = torch.arange(2.0, device=device, dtype=dtype)
+        return vmap(vmap(slope, (0, None, None)), (None, 0, 0))(shifts, x.to(device, dtype), w.to(device, dtype))
+
+    ours = drawn(lambda a, b: stacked(a, b, (1, 1), (0, 0)), DEVICE, torch.float32).cpu().double()
+    theirs = drawn(F.conv2d, "cpu", torch.float64)
+    assert (ours - theirs).norm() < 2e-3 * theirs.norm()
+
+
+def test_a_trace_has_one_operation_for_each_product() -> None:
+    def loss(m: Tensor, s: Tensor, x: Tensor, noise: Tensor) -> Tensor:
+        def apply(x: Tensor, w: Tensor) -> Tensor:
+            return stacked(x, w, (1, 1), (1, 1))
+
+        return flipout(apply, x, (m, s), None, Tape(noise), 2).sin().sum()
+
+    m, x, noise = torch.randn(3, 4, 3, 3, 3), torch.randn(3, 2, 3, 8, 8), torch.randn(3, 2000)
+    traced = make_fx(vmap(grad(loss, argnums=(0, 1))), tracing_mode="fake")(m, m.abs(), x, noise)
+    met = Counter(str(node.target) for node in traced.graph.nodes)
+    names = ("convolution", "convolution_input", "convolution_weight")
+    assert [met[f"fedbayes.{name}.default"] for name in names] == [2, 2, 2]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("estimator", ["flipout", "local", "weight"])
+def test_compiled_steps_by_the_kernels_are_the_eager_ones(
+    estimator: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gaps: list[tuple[float, float]] = []
+    whole, met = Steps._run, Counter[bool]()
+
+    def watched(self: Steps, work: Work, state: Any) -> Any:
+        plain = stacked_step(work.phase, work.together, work.table.live is not None)
+        x, y, rows = work.store.x, work.store.y, work.table.rows.to(work.store.x.device)[0]
+        batch = x[rows], y[rows], None, work.noise(0, 1)[0], torch.tensor(0, device=x.device), work.info
+        theirs = plain(tree_map(torch.clone, state), *batch)
+        with convolution.compiled():
+            met[convolution.own_kernels()] += 1
+            ours = Compiled(plain)(tree_map(torch.clone, state), *batch)
+        for a, b, old in zip(*map(tree_leaves, (ours.vectors, theirs.vectors, state.vectors)), strict=True):
+            gaps.append((float((a - b).norm()), float((b - old).norm())))
+        return whole(self, work, state)
+
+    monkeypatch.setattr(Steps, "_run", watched)
+    random = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(8, 3, 16, 16, generator=random), torch.randint(3, (8,), generator=random)) for _ in range(3)]
+    data = fb.data.from_clients(pairs, test=pairs[0], kind="classes", classes=3)
+    network = network_named("resnet", (3, 16, 16), 3, depth=8, width=16, seed=0)
+    method = fb.methods.fedvi(estimator=estimator, optimiser="sgd", lr=0.1, epochs=1, batch=8, initial=0.1)
+    fit(network, data, method=method, rounds=1, engine="stacked", compile="off", device=DEVICE, precision=precision)
+    assert met[True]
+    for away, moved in gaps:
+        assert away < (0.01 if precision == "tf32" else 0.1) * moved
