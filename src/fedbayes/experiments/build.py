@@ -23,11 +23,13 @@ from fedbayes.experiments.own_pieces import dealing, stages_of
 from fedbayes.experiments.sites import alone, asks_for_client, everybody
 from fedbayes.federation.bounds import mildly_bounded
 from fedbayes.methods import METHODS, Method, method_named
+from fedbayes.model.class_weights import BALANCED
 from fedbayes.model.likelihood import LIKELIHOODS, Likelihood, name_and_options
 from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import seeded
 from fedbayes.options import options_of
+from fedbayes.training.defaults import default_likelihood
 from fedbayes.training.personal import Federation
 from fedbayes.training.rounds import Task, prepare, pretrained
 
@@ -39,6 +41,8 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
         raise InputError("attack: attacks are simulated in one process; leave attack out on Flower, or set engine=auto")
     if x.engine == FLOWER and x.leave_out is not None:
         raise InputError("leave_out: on Flower a site is left out by not starting its node; set engine=auto to try it")
+    if x.engine == FLOWER and x.class_weights == BALANCED and keeps_apart(x):
+        raise InputError("class_weights: a machine knows its own rows alone and can't balance; give a number for each")
     with naming("options"):
         method = method_of(x)
     if clients is None:
@@ -61,6 +65,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             precision=x.precision,
             likelihood=likelihood,
             frozen=x.frozen,
+            class_weights=x.class_weights,
             augment=x.augment,
             dropout=x.dropout,
             attack=x.attack,
@@ -250,5 +255,7 @@ def likelihood_of(x: Experiment, data: Dataset) -> Likelihood:
             if not isinstance(likelihood, Likelihood):
                 raise InputError(f"likelihood {name} gave a {type(likelihood).__name__}; it must give a Likelihood")
             return likelihood
+        if name is None and not x.likelihood_options:
+            return default_likelihood(data)
         name, options = name_and_options(data, name, x.likelihood_options)
         return called(LIKELIHOODS[name], options, f"likelihood {name}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedbayes.errors import InputError, one_line, shown, unknown
 from fedbayes.experiments import toml
-from fedbayes.experiments.keys import TABLED, Keys, Table
+from fedbayes.experiments.keys import TABLED, TABLES, Keys, Table
 from fedbayes.files import reading, text_of
 from fedbayes.options import (
     Check,
@@ -24,6 +24,7 @@ from fedbayes.options import (
     share,
     subtable,
 )
+from fedbayes.training.settings import FOR_TABLES
 
 
 @record
@@ -73,12 +74,24 @@ def experiment_of(values: Table, where: str = "experiment") -> Experiment:
     """A record from a mapping; an unknown key or a value of the wrong kind is an error that names it."""
     for key, v in values.items():
         _check_plain(v, f"{where}: {key}")
+    if values.get("data") == TABLES:
+        values = _for_tables(values)
     experiment = record_of(Experiment, {key: _as_held(key, v) for key, v in values.items()}, where)
     if experiment.methods:
         _check_comparison(experiment, where, named="method" in values)
         if "method" not in values:
             experiment = replace(experiment, method=experiment.methods[-1])
     return experiment
+
+
+def _for_tables(values: Table) -> Table:
+    """An experiment on tables with what suits them where it names no method, no network or no number of rounds."""
+    named = "method" in values or "methods" in values
+    options = values.get("options", {})
+    if isinstance(options, Mapping) and not named:
+        kind = str(dict(values.get("data_options", {})).get("kind", "classes"))
+        values = {**values, "method": FOR_TABLES.method, "options": {**FOR_TABLES.options(kind), **options}}
+    return {"network": FOR_TABLES.network, "rounds": FOR_TABLES.rounds, **values}
 
 
 def _as_held(key: str, v: Any) -> Any:

@@ -28,8 +28,15 @@ from fedbayes.options import options_of
 from fedbayes.posterior.values import Posterior
 from fedbayes.training.attacked import attacked
 from fedbayes.training.checks import augmentation, device_named, try_network
+from fedbayes.training.defaults import (
+    default_likelihood,
+    default_method,
+    default_rounds,
+    network_for,
+    with_class_weights,
+)
 from fedbayes.training.server import server_store
-from fedbayes.training.settings import Bounding, Judging, Training
+from fedbayes.training.settings import METHOD, Bounding, Judging, Training
 from fedbayes.training.task import Task, initial_of
 
 P = ParamSpec("P")
@@ -44,7 +51,7 @@ def naming_strays(train: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **options: P.kwargs) -> R:
         for name in options:
             if name not in known:
-                method = options.get("method", inspect.signature(train).parameters["method"].default)
+                method = options.get("method") or METHOD
                 raise _stray(name, method if isinstance(method, str) else getattr(method, "name", ""), known)
         return train(*args, **options)
 
@@ -61,11 +68,11 @@ def _stray(name: str, method: str, known: list[str]) -> InputError:
 
 @naming_strays
 def prepare(
-    network: nn.Module,
+    network: nn.Module | str,
     clients: Clients | list[Any],
     *,
-    method: str | Method = "feduab",
-    rounds: int = 50,
+    method: str | Method | None = None,
+    rounds: int | None = None,
     cohort: int | float | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -75,6 +82,7 @@ def prepare(
     precision: str = "float32",
     likelihood: Likelihood | str | None = None,
     frozen: tuple[str, ...] = (),
+    class_weights: str | Sequence[float] | None = None,
     augment: str | None = None,
     dropout: float = 0.0,
     attack: str | Attack | None = None,
@@ -99,11 +107,15 @@ def prepare(
 
     Arguments as in `fit`.
     """
+    if not isinstance(clients, Clients):
+        clients = from_clients(clients)
+    if isinstance(class_weights, Sequence) and not isinstance(class_weights, str):
+        class_weights = tuple(class_weights)
+    method = default_method(clients.data) if method is None else method
+    rounds = default_rounds(clients.data) if rounds is None else rounds
     arguments = locals()
     for group in (Training, Bounding, Judging):
         group(**{name: arguments[name] for name in options_of(group)})
-    if not isinstance(clients, Clients):
-        clients = from_clients(clients)
     if isinstance(method, str):
         method = method_named(method)
     if patience is not None and not validation:
@@ -121,7 +133,9 @@ def prepare(
     data = clients.data
     scale = data.target_scale
     if not isinstance(likelihood, Likelihood):
-        likelihood = likelihood_for(data, likelihood)
+        likelihood = default_likelihood(data) if likelihood is None else likelihood_for(data, likelihood)
+    network = network_for(network, data, likelihood, seed)
+    likelihood = with_class_weights(likelihood, class_weights, data, where)
     setting = Setting(
         copy.deepcopy(network).to(where),
         likelihood if likelihood.on is None else likelihood.on(where),

@@ -27,6 +27,7 @@ from fedbayes.training.personal import personal_scores
 from fedbayes.training.prepare import naming_strays, prepare
 from fedbayes.training.run import Memory, OwnStore, Run, evaluate, observed, scores_on
 from fedbayes.training.settings import MONITORS
+from fedbayes.training.showing import following
 from fedbayes.training.task import Best, Federation, Progress, Task
 
 OWNED = "owned"  # among the kinds of warnings: one client has most of the precision
@@ -234,11 +235,11 @@ def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progres
 
 @naming_strays
 def fit(
-    network: nn.Module,
+    network: nn.Module | str,
     clients: Clients | list[Any],
     *,
-    method: str | Method = "feduab",
-    rounds: int = 50,
+    method: str | Method | None = None,
+    rounds: int | None = None,
     cohort: int | float | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -248,6 +249,7 @@ def fit(
     precision: str = "float32",
     likelihood: Likelihood | str | None = None,
     frozen: tuple[str, ...] = (),
+    class_weights: str | Sequence[float] | None = None,
     augment: str | None = None,
     dropout: float = 0.0,
     attack: str | Attack | None = None,
@@ -270,18 +272,21 @@ def fit(
 ) -> Run:
     """Train a network across clients and return the run.
 
-    `clients` is a data set spread over clients, or a list of (x, y), one for each. The method's own options, such as
+    `network` is a module, or the name of one of the library's, such as "linear" or "mlp". `clients` is a data set
+    spread over clients, or a list of (x, y), one for each. The method's own options, such as
     `lr`, go into the method: `method=fb.methods.feduab(lr=0.1)`. Clients that diverge are left out with a warning; a
     round in which nobody is left is an error.
 
-    - `method`: its name, or what a function of `fb.methods` gives
-    - `rounds`: how many at most; `cohort`: clients in a round, a number or a share (all by default)
+    - `method`: its name, or what a function of `fb.methods` gives; by default `feduab`, for tables
+      (`fb.data.from_tables`) `pvi` with options that suit them
+    - `rounds`: how many at most (50, for tables 20); `cohort`: clients in a round, a number or a share (all by default)
     - `seed`: of everything that is drawn
     - `device`: "cpu", "cuda", "cuda:1"; `precision`: "float32", "tf32" or "bf16"
     - `engine`: "auto", "loop" or "stacked"; `compile`: "auto", "off", "on" or "graph"; `at_once`: clients trained side
       by side
     - `likelihood`: of the targets, or its name; by their kind by default
     - `frozen`: patterns of weights that are not trained
+    - `class_weights`: how much a row counts in training by its class: "balanced", or a number for each
     - `augment`: of images, by name; `dropout`: the share of a cohort that drops out of a round, at random
     - `attack`: what some clients do instead of telling the truth, one of `fb.attacks.ATTACKS`; `attackers`: a share
       or a number of clients, drawn at random, or a list of them (a fifth by default); `attack_strength`: as the attack
@@ -312,10 +317,12 @@ def train(task: Task) -> Run:
     """Train a task in memory, from its first round to its last."""
     last, journal, own = task.begin(), [], Memory()
     kinds: set[str] = set()
-    for progress, record in rounds(task, last, own):
-        last = progress
-        journal.append(record)
-        _warn(record, kinds)
+    with following(task.method, task.rounds) as follow:
+        for progress, record in rounds(task, last, own):
+            last = progress
+            journal.append(record)
+            _warn(record, kinds)
+            follow(record)
     refuse_diverged(journal)
     return Run(task, last, journal, own)
 

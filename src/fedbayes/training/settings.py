@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedbayes.options import (
     Check,
@@ -53,6 +53,33 @@ ATTACKS = {
 MONITORS = {"nll": 1, "accuracy": -1}  # scores that choose the best round, and their direction
 
 
+METHOD, ROUNDS = "feduab", 50  # where the user names none
+
+
+class ForTables(NamedTuple):
+    """What is taken for tables (`fb.data.from_tables`) where the user names no method: chosen by training rows alone.
+
+    Steps on all rows of a site, up to 256, end in seconds. Adam's steps suit a regression, whose slopes grow as its
+    noise shrinks.
+    """
+
+    method: str = "pvi"
+    network: str = "linear"
+    rounds: int = 20
+
+    def options(self, kind: str) -> dict[str, Any]:
+        """The method's options for a kind of target."""
+        steps = {"optimiser": "adam", "lr": 0.02} if kind == "real" else {"momentum": 0.9, "lr": 0.05}
+        return {"batch": 256, "epochs": 10, **steps, "damping": 0.5, "prior_scale": 0.5, "test_draws": 200}
+
+
+FOR_TABLES = ForTables()
+
+
+def _names_weights(v: Any) -> bool:
+    return v == "balanced" or (isinstance(v, list | tuple) and bool(v) and all(map(positive.holds, v)))
+
+
 def _names_device(v: Any) -> bool:
     return (isinstance(v, str) and v != "") or type(v).__name__ == "device"  # torch.device
 
@@ -67,7 +94,7 @@ def _names_attackers(v: Any) -> bool:
 class Training:
     """How long, by whom and where a federation is trained."""
 
-    rounds: int = option("how many at most", whole(0), default=50, kind="server")
+    rounds: int = option("how many at most", whole(0), default=ROUNDS, kind="server")
     cohort: int | float | None = option(
         "clients in a round, a number or a share of them; by default all",
         positive._replace(words="a positive number of clients, or a fraction of them such as 0.1"),
@@ -81,6 +108,11 @@ class Training:
     at_once: int | None = option("clients trained side by side; by default as many as fit", at_least_one, default=None)
     precision: str = option("of the numbers in training", name_in(PRECISIONS), default="float32")
     frozen: tuple[str, ...] = option("patterns of weights that are not trained", patterns, default=())
+    class_weights: str | tuple[float, ...] | None = option(
+        "how much a row counts in training by its class: `balanced`, or a number for each; by default all the same",
+        Check("balanced, or a list of positive numbers", _names_weights),
+        default=None,
+    )
     augment: str | None = option("of training images", name_in(AUGMENTATIONS), default=None)
     dropout: float = option("share of a cohort that drops out of a round, at random", share, default=0.0)
     attack: str | None = option(
