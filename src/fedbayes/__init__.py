@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedbayes.posterior.layout import Layout
     from fedbayes.posterior.values import Draws, Flowed, FullGaussian, Gaussian, Grafted, Point
     from fedbayes.runs.folder import load
+    from fedbayes.training.estimators import FederatedClassifier, FederatedRegressor
     from fedbayes.training.rounds import fit
     from fedbayes.training.run import Run
 
@@ -27,6 +28,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = [
     "Draws",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "Flowed",
     "FullGaussian",
     "Gaussian",
@@ -53,6 +56,8 @@ __all__ = [
 # Names are fetched when they are first used: the command line's help and reports must not wait for torch.
 _HOMES = {
     "Draws": "fedbayes.posterior.values",
+    "FederatedClassifier": "fedbayes.training.estimators",
+    "FederatedRegressor": "fedbayes.training.estimators",
     "Flowed": "fedbayes.posterior.flow",
     "FullGaussian": "fedbayes.posterior.full",
     "Gaussian": "fedbayes.posterior.values",

@@ -98,7 +98,10 @@ def _is_columns(table: Mapping[Any, Any]) -> bool:
     """Whether a mapping holds columns of values, and not tables."""
     values = list(table.values())
     return bool(values) and all(
-        isinstance(v, np.ndarray | list | tuple) and not (len(v) and isinstance(v[0], list | tuple)) for v in values
+        isinstance(v, np.ndarray | list | tuple)
+        and not isinstance(v, SiteTable)
+        and not (len(v) and isinstance(v[0], list | tuple))
+        for v in values
     )
 
 
@@ -114,6 +117,8 @@ def _checked(site: str, columns: dict[str, Values]) -> dict[str, Values]:
 
 
 def _columns(source: Any, head: Sequence[str], blanks: tuple[str, ...]) -> dict[str, Values]:
+    if isinstance(source, SiteTable):
+        return source.columns
     if isinstance(source, str | Path):
         path = Path(source)
         if not path.exists():

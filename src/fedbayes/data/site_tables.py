@@ -20,6 +20,7 @@ from fedbayes.data.frames import BLANKS, SiteTable, site_tables, table_of
 from fedbayes.data.own import kind_of
 from fedbayes.data.partition import natural
 from fedbayes.data.preparation import Scale
+from fedbayes.data.ragged import Ragged
 from fedbayes.data.summary import SiteSummary, Told, numbers_of, summarise
 from fedbayes.data.values import canonical
 from fedbayes.errors import InputError, shown, unknown
@@ -142,6 +143,13 @@ def blank(coding: Coding | str | Path, name: str = "tables") -> Dataset:
     x = np.array([[*row, *([-1.0] if coding.scale == "site" else [])]])
     y = np.zeros(1, np.int64 if coding.kind == "classes" else np.float64)
     return _dataset(x, y, x[:0], y[:0], coding, name)
+
+
+def without_rows(coding: Coding) -> Clients:
+    """Clients in name only: one typical row stands for the rows of each."""
+    sites, row = len(coding.sites), torch.zeros(1, dtype=torch.int64)
+    none = Ragged.of_lists([row[:0]] * sites)
+    return Clients(blank(coding), Ragged.of_lists([row] * sites), none, none.flat, coding.sites)
 
 
 def coded(table: Any, coding: Coding) -> Tensor:

@@ -7,10 +7,8 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from fedbayes.data import Clients, Coding, blank, read_coding
-from fedbayes.data.ragged import Ragged
+from fedbayes.data import Clients, Coding, read_coding
+from fedbayes.data.site_tables import without_rows
 from fedbayes.errors import InputError
 from fedbayes.experiments.build import clients_of
 from fedbayes.experiments.experiment import Experiment
@@ -46,14 +44,4 @@ def clients_by(experiment: Experiment, folder: Path) -> Clients | None:
         return clients_of(replace(experiment, data_options=options))
     except InputError as error:
         warnings.warn(f"{error}: without its tables the run can predict, and not be scored", UserWarning, stacklevel=3)
-    coding = read_coding(path)
-    return without_rows(coding)
-
-
-def without_rows(coding: Coding) -> Clients:
-    """Clients in name only: one typical row stands for the rows of each."""
-    sites = len(coding.sites)
-    none = Ragged.of_lists([torch.zeros(0, dtype=torch.int64)] * sites)
-    return Clients(
-        blank(coding), Ragged.of_lists([torch.zeros(1, dtype=torch.int64)] * sites), none, none.flat, coding.sites
-    )
+    return without_rows(read_coding(path))
