@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from fedbayes.federation.pool import pool
     from fedbayes.posterior.layout import Layout
     from fedbayes.posterior.values import Draws, Flowed, FullGaussian, Gaussian, Grafted, Point
+    from fedbayes.report import write_report
     from fedbayes.runs.folder import load
+    from fedbayes.runs.saved import save
     from fedbayes.training.estimators import FederatedClassifier, FederatedRegressor
     from fedbayes.training.rounds import fit
     from fedbayes.training.run import Run
@@ -49,8 +51,10 @@ __all__ = [
     "pool",
     "profile",
     "rules",
+    "save",
     "scores",
     "trust",
+    "write_report",
 ]
 
 # Names are fetched when they are first used: the command line's help and reports must not wait for torch.
@@ -69,7 +73,9 @@ _HOMES = {
     "load": "fedbayes.runs.folder",
     "pool": "fedbayes.federation.pool",
     "profile": "fedbayes.engine.clock",
+    "save": "fedbayes.runs.saved",
     "trust": "fedbayes.experiments.trust",
+    "write_report": "fedbayes.report",
 }
 _MODULES = {
     "attacks": "fedbayes.federation.attacks",

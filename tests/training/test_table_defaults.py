@@ -31,7 +31,7 @@ def tables(kind="classes", n=40):
 def test_tables_have_defaults_of_their_own():
     task = prepare("linear", tables())
     assert (task.method, task.rounds) == (FOR_TABLES.method, FOR_TABLES.rounds)
-    assert task.program.prediction.draws == FOR_TABLES.options("classes")["test_draws"]
+    assert task.program.prediction.draws == FOR_TABLES.options["test_draws"]
     plain = prepare(nn.Linear(2, 2), [(np.zeros((4, 2)), [0, 1, 0, 1])])
     assert (plain.method, plain.rounds) == ("feduab", 50)
     assert prepare("linear", tables(), method="fedavg", rounds=3).rounds == 3
@@ -40,7 +40,7 @@ def test_tables_have_defaults_of_their_own():
 def test_an_experiment_on_tables_has_them_too():
     x = from_toml('data = "tables"\n[data_options]\nsites = "here"\ntarget = "y"\n[options]\nepochs = 3')
     assert (x.method, x.network, x.rounds) == (FOR_TABLES.method, FOR_TABLES.network, FOR_TABLES.rounds)
-    assert x.options == {**FOR_TABLES.options("classes"), "epochs": 3}
+    assert x.options == {**FOR_TABLES.options, "epochs": 3}
     named = from_toml('data = "tables"\nmethod = "fedavg"\nnetwork = "mlp"\nrounds = 5')
     assert (named.method, named.network, named.rounds, named.options) == ("fedavg", "mlp", 5, {})
     assert from_toml('data = "digits"').method == "feduab"

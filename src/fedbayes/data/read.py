@@ -45,7 +45,9 @@ def from_csv(
     standardise: bool = True,
     name: str | None = None,
 ) -> Dataset:
-    """Tables with a head line. All columns but `target` (and `owner`) are numbers and inputs, matched by their names.
+    """Tables of numbers with a head line: all columns but `target` (and `owner`) are inputs, matched by their names.
+
+    Tables with categories, dates or missing values are read by `from_tables`.
 
     `path` is one file, or a list or folder with one file per site; `owner` names a column that says whose row it is.
     Sites are named by their files, or by the values of that column. `test` is a file, or the share of rows cut off

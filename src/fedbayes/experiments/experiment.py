@@ -89,8 +89,7 @@ def _for_tables(values: Table) -> Table:
     named = "method" in values or "methods" in values
     options = values.get("options", {})
     if isinstance(options, Mapping) and not named:
-        kind = str(dict(values.get("data_options", {})).get("kind", "classes"))
-        values = {**values, "method": FOR_TABLES.method, "options": {**FOR_TABLES.options(kind), **options}}
+        values = {**values, "method": FOR_TABLES.method, "options": {**FOR_TABLES.options, **options}}
     return {"network": FOR_TABLES.network, "rounds": FOR_TABLES.rounds, **values}
 
 

@@ -25,6 +25,11 @@ def write(folders: Sequence[str | Path], path: str | Path) -> Path:
     return Path(path)
 
 
+def write_report(*folders: str | Path) -> Path:
+    """Write report.html of run folders into the first of them; gives its path."""
+    return write(folders, Path(folders[0]) / "report.html")
+
+
 def write_figures(folders: Sequence[str | Path], into: str | Path) -> list[Path]:
     """Write every figure of the report as SVG and PNG into a folder; each carries its title and its key."""
     material = gather([Path(folder) for folder in folders])
@@ -59,4 +64,4 @@ def _titled(figure: Figure, material: Material) -> Drawing:
     return replace(drawing, marks=marks, top=-26 - lift)
 
 
-__all__ = ["gather", "write", "write_figures"]
+__all__ = ["gather", "write", "write_figures", "write_report"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
+import numpy as np
+
 from fedbayes.experiments.experiment import Experiment, to_toml
+from fedbayes.experiments.keys import TABLES
 from fedbayes.report.learning import key, table
 from fedbayes.report.material import Material, Section
 from fedbayes.report.wording import TITLES, best_of
@@ -15,12 +18,15 @@ def what_was_run(m: Material) -> str:
     """One line for each setting that runs share, with the seeds it was run under."""
     seeds: dict[str, list[int]] = {}
     for run in m.runs:
-        seeds.setdefault(_line(run.files.experiment), []).append(run.files.experiment.seed)
+        sizes = run.files.evaluation.get("client_sizes")
+        seeds.setdefault(_line(run.files.experiment, sizes), []).append(run.files.experiment.seed)
     lines = [f"{line}, {_seeds(sorted(set(held)))}" for line, held in seeds.items()]
     return "".join(f"<p class=lead>{escape(line)}</p>" for line in lines)
 
 
-def _line(x: Experiment) -> str:
+def _line(x: Experiment, sizes: np.ndarray | None) -> str:
+    if x.data == TABLES and sizes is not None:  # which spread themselves
+        return f"tables of {len(sizes)} sites, {int(sizes.sum())} training rows, network {x.network}{_attack(x)}"
     spread = ", ".join(f"{k} {v}" for k, v in x.partition_options.items())
     cohort = "all" if x.cohort is None else f"{x.cohort:.0%}" if isinstance(x.cohort, float) else str(x.cohort)
     return (

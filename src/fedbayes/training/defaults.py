@@ -16,9 +16,7 @@ from fedbayes.training.settings import FOR_TABLES, METHOD, ROUNDS
 
 def default_method(data: Dataset) -> Method:
     """`feduab`; for tables `pvi` with steps that end in seconds on a few hundred rows per site."""
-    if data.coding is None:
-        return method_named(METHOD)
-    return method_named(FOR_TABLES.method, FOR_TABLES.options(data.kind))
+    return method_named(METHOD) if data.coding is None else method_named(FOR_TABLES.method, FOR_TABLES.options)
 
 
 def default_rounds(data: Dataset) -> int:

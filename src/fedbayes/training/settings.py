@@ -59,18 +59,18 @@ METHOD, ROUNDS = "feduab", 50  # where the user names none
 class ForTables(NamedTuple):
     """What is taken for tables (`fb.data.from_tables`) where the user names no method: chosen by training rows alone.
 
-    Steps on all rows of a site, up to 256, end in seconds. Adam's steps suit a regression, whose slopes grow as its
-    noise shrinks.
+    Steps on all rows of a site, up to 256, end in seconds, and Adam's suit columns however many, and any noise.
     """
 
     method: str = "pvi"
     network: str = "linear"
     rounds: int = 20
 
-    def options(self, kind: str) -> dict[str, Any]:
-        """The method's options for a kind of target."""
-        steps = {"optimiser": "adam", "lr": 0.02} if kind == "real" else {"momentum": 0.9, "lr": 0.05}
-        return {"batch": 256, "epochs": 10, **steps, "damping": 0.5, "prior_scale": 0.5, "test_draws": 200}
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's options."""
+        steps = {"batch": 256, "epochs": 10, "optimiser": "adam", "lr": 0.02}
+        return {**steps, "damping": 0.5, "prior_scale": 0.5, "test_draws": 200}
 
 
 FOR_TABLES = ForTables()
