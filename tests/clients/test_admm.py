@@ -52,7 +52,7 @@ def solver(layout: Any, noise: float) -> Client:
 
 def trained(pairs: Any, noise: float, rounds: int, *, task: dict[str, Any] | None = None, **options: Any) -> Any:
     """The posterior after some rounds with exact clients, and the last record; sites agree with the server's sum."""
-    base = fb.methods.bayes_admm(epochs=1, batch=40, **options)
+    base = fb.methods.bayes_admm(epochs=1, batch=40, prior_scale=1.0, **options)
 
     def build(setting: Any) -> Any:
         program = base.build(setting)
@@ -111,7 +111,7 @@ def test_pvi_is_one_setting_of_it() -> None:
     common = {"epochs": 2, "batch": 20, "optimiser": "ivon"}
     for method in (
         fb.methods.pvi(damping=0.4, **common),
-        fb.methods.bayes_admm(gamma=0.4, rho=1.0, alpha=1.0, temperature=1.0, **common),
+        fb.methods.bayes_admm(gamma=0.4, rho=1.0, alpha=1.0, temperature=1.0, prior_scale=1.0, **common),
     ):
         torch.manual_seed(0)
         runs.append(fit(nn.Linear(2, 1), from_clients(sites(), kind="real"), method=method, rounds=4, cohort=2))
@@ -141,7 +141,7 @@ def test_what_it_is_can_not_be_chosen() -> None:
 def test_laplace_finds_the_curvature_of_least_squares() -> None:
     """One client: the posterior of its rows under the prior, but for the noise of projections."""
     pairs = sites((40,))
-    method = fb.methods.fedlap_cov(rho=1.0, gamma=1.0, alpha=1.0, epochs=30, batch=40, lr=0.1, probe=1)
+    method = fb.methods.fedlap_cov(prior_scale=1.0, rho=1.0, gamma=1.0, alpha=1.0, epochs=30, batch=40, lr=0.1, probe=1)
     run = fit(
         nn.Linear(2, 1, bias=False), from_clients(pairs, kind="real"), method=method, rounds=4,
         likelihood=normal(SCALE), evaluate_every=4,

@@ -47,9 +47,10 @@ def partitioned(inner: Client, *, tilts: bool = False) -> Client:
         q, first, fresh = _gaussian(info.broadcast), info.constants[FIRST], info.round == 0
         at = Gaussian(torch.where(fresh, first.mean, q.mean), torch.where(fresh, first.scale, q.scale), q.layout)
         begun = inner.start(own, info._replace(broadcast={**info.broadcast, "model": at}))
+        least = LEAST * info.options["prior_scale"].double() ** -2
         if tilts:
-            return State(begun, tilt_of(q, factor, info.options["rho"].double()), factor)
-        return State(begun, without(q, factor, LEAST * info.options["prior_scale"].double() ** -2), factor)
+            return State(begun, tilt_of(q, factor, info.options["rho"].double(), least), factor)
+        return State(begun, without(q, factor, least), factor)
 
     def stepping(phase: Phase) -> Phase:
         def step(state: State, b: Any, tape: Tape, info: Info) -> State:
@@ -84,10 +85,16 @@ def seen(held: Gaussian | Tilt, info: Info) -> Info:
     return info._replace(broadcast={**info.broadcast, "model": held})
 
 
-def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor) -> Tilt:
-    """What q / factor^(1 / rho) has in its negative logarithm beside that of q, about q's mean."""
+def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor, least: Tensor) -> Tilt:
+    """What q / factor^(1 / rho) has in its negative logarithm beside that of q, about q's mean.
+
+    With rho >= 1 no less precision than `least` is left, as in `without`; below, the likelihood has what is missing.
+    """
     precision, dtype = factor["precision"] / rho, q.mean.dtype
     pull = factor["shift"] / rho - precision * q.mean.double()
+    most = q.scale.double().square().reciprocal() - least
+    unknown = (precision > most) & (rho >= 1)
+    pull, precision = torch.where(unknown, 0.0, pull), torch.where(unknown, most, precision)
     return Tilt(pull.to(dtype), precision.to(dtype))
 
 

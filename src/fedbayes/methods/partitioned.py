@@ -100,8 +100,9 @@ class BayesADMM(Partitioned):
     }
     optimiser: str = with_default(Variational, "optimiser", default=IVON)
     kl_weight: float = with_default(Variational, "kl_weight", default=1.0)
+    prior_scale: float = with_default(Variational, "prior_scale", default=0.3)
     rho: float = option("strength of the pull to the server's posterior", positive, default=1.0, kind="scalar")
-    gamma: float = option("share of a client's change that its site takes", up_to_one, default=0.5, kind="scalar")
+    gamma: float = option("share of a client's change that its site takes", up_to_one, default=0.1, kind="scalar")
     alpha: float | None = option(
         "share of the product of sites in the server's posterior; None: 1 / (1 + clients * rho)",
         up_to_one,

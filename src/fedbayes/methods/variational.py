@@ -211,5 +211,6 @@ class FedIVON(FedVI):
     estimator: str = with_default(Variational, "estimator", default="weight")
     kl: str = with_default(Variational, "kl", default="1/all")
     kl_weight: float = with_default(Variational, "kl_weight", default=1.0)
+    prior_scale: float = with_default(Variational, "prior_scale", default=0.3)
     prior: str | None = with_default(FedVI, "prior", default="fixed")
     weighting: str | Weighting = with_default(FedVI, "weighting", default="equal")

@@ -165,9 +165,9 @@ def findings(rows: Sequence[Row]) -> list[str]:
 
 
 LEGEND = (
-    "Scores on the test set at the last round, ± the standard error over seeds. AUROC: entropy tells another set's inputs "
-    "from the test set's. Targets are 90 % on MNIST, 75 % on Fashion-MNIST, 60 % on CIFAR-10, 80 % on digits; a method "
-    "that never gets there has no figure."
+    "Scores on the test set at the last round, ± the standard error over seeds. AUROC: entropy tells another set's "
+    "inputs from the test set's. Targets are 90 % on MNIST, 75 % on Fashion-MNIST, 60 % on CIFAR-10, 80 % on digits; a "
+    "method that never gets there has no figure."
 )
 TABLES: dict[str, Table[Experiment]] = {
     "admm": Table(
