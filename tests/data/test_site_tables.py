@@ -258,10 +258,36 @@ def test_what_is_wrong_is_named_by_site_and_column(folder, fault):
     assert "\n" not in str(caught.value)
 
 
+def test_a_site_may_be_a_column_of_its_own(folder):
+    clients = fb.data.from_tables(folder, "ill", test=0.0, site_effects=True)
+    coding = clients.data.coding
+    assert coding.seen[-2:] == ("site=north", "site=south")
+    assert clients.data.prepare(clients.data.x)[:, -2:].tolist() == [[1, 0]] * 4 + [[0, 1]] * 4
+    new = {"age": [50.0], "sex": ["f"], "seen": ["2024-01-01"], "grade": ["low"]}
+    with pytest.warns(UserWarning, match="has no column 'site'; its rows are seen as those of no known site"):
+        assert clients.data.prepare(site_tables.coded(new, coding))[0, -2:].tolist() == [0, 0]
+    known = site_tables.coded({**new, "site": ["south"]}, coding)
+    assert clients.data.prepare(known)[0, -2:].tolist() == [0, 1]
+    said = [fb.data.summary_of(folder / f"{s}.csv", "ill", test=0.0, site_effects=True)[0] for s in ("north", "south")]
+    assert fb.data.agree_on(said, "ill") == coding
+    again = fb.data.from_tables(folder, test=0.0, coding=coding)
+    torch.testing.assert_close(again.data.x, clients.data.x, equal_nan=True)
+
+
+def test_nothing_is_fitted_on_a_site_that_is_left_out(folder):
+    alone = fb.data.from_tables(folder / "north.csv", "ill", test=0.0).data.coding.columns
+    for left_out in ("south", 1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            both = fb.data.from_tables(folder, "ill", test=0.0, left_out=left_out)
+        assert both.data.coding.columns == alone
+        assert len(both) == 2
+
+
 def test_labels_outside_the_agreed_ones(folder):
     write(folder, south=[HEAD, *SOUTH, "30,f,2024-01-01,low,maybe"])
     with pytest.raises(InputError, match=r"site south, target 'ill': label 'maybe' \(row 5, 1 in all\) is none of the"):
-        fb.data.from_tables(folder, "ill", labels=["no", "yes"], test=0.0)
+        fb.data.from_tables(folder, "ill", labels=["no", "yes"])  # the number of the row is that of the table
 
 
 @pytest.mark.parametrize(

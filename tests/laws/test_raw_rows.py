@@ -21,6 +21,7 @@ from fedbayes.runs.folder import run as train
 
 ROWS, TEST = 120, 40
 NAMES = ("year", "income", "share")
+SIDES = slice(ROWS), slice(ROWS, None)
 
 
 def table(seed=0):
@@ -53,6 +54,11 @@ def from_csv(x, y, folder):
     return fb.data.from_csv(folder / "train.csv", "sort", kind="classes", test=folder / "test.csv")
 
 
+def from_tables(x, y, folder):
+    train, test = ({**{n: x[rows, j] for j, n in enumerate(NAMES)}, "sort": y[rows]} for rows in SIDES)
+    return fb.data.from_tables({"all": train}, "sort", labels=[0, 1, 2], test={"all": test}).data
+
+
 def network(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -64,7 +70,7 @@ def fit(data, method=None):
     return fb.fit(network(), clients, method=method, rounds=2)
 
 
-@pytest.fixture(scope="module", params=[from_arrays, from_clients, from_csv], ids=lambda way: way.__name__)
+@pytest.fixture(scope="module", params=[from_arrays, from_clients, from_csv, from_tables], ids=lambda way: way.__name__)
 def pair(request, tmp_path_factory):
     """A run on rows in their own units, and one on rows that were standardised by hand; the new rows for each."""
     folder = tmp_path_factory.mktemp("table")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ SCALES = {
     "none": "not at all",
 }
 LONGEST = 1 << 26  # bytes of a file of summaries or of a coding
+SITE = "site"  # the column that says whose a row is
 UNSEEN = -1.0  # stored in place of a category that no training row has
 SHIFTED, SURE = 1.0, 5.0  # deviations that a mean is off, and standard errors, before it is reported
 
@@ -73,11 +74,12 @@ class Coding:
     sites: tuple[str, ...] = ()
     site_scales: tuple[tuple[tuple[float, float], ...], ...] = ()  # mean and deviation by site and column
     target_scale: tuple[float, float] | None = None
+    site_effects: bool = False  # whether the column `site` says whose a row is
 
     @property
     def names(self) -> tuple[str, ...]:
         """What a stored row holds: the columns, and the number of its site where sites have scales of their own."""
-        return (*(column.name for column in self.columns), *(["site"] if self.scale == "site" else []))
+        return (*(column.name for column in self.columns), *(["site number"] if self.scale == "site" else []))
 
     @property
     def seen(self) -> tuple[str, ...]:
@@ -108,6 +110,10 @@ class Coding:
         columns, notes = [], []
         for column in self.columns:
             where = f"site {table.site}, column {column.name!r}"
+            if column.name == SITE and self.site_effects and SITE not in table.columns:
+                columns.append(np.full(table.rows, UNSEEN))
+                notes.append(f"{table.site} has no column {SITE!r}; its rows are seen as those of no known site")
+                continue
             if column.name not in table.columns:
                 raise InputError(
                     f"site {table.site} has no column {column.name!r}; add it there (an empty field is a missing "
@@ -131,18 +137,10 @@ class Coding:
             numbers = numbers_of(values, "number", where)
             refuse_gaps(np.isnan(numbers), where)
             return numbers
-        words = canonical(values.data)
-        refuse_gaps(np.array([word is None for word in words], bool), where)
         known = self.labels or {name: name for name in self.classes}
         number = {name: i for i, name in enumerate(self.classes)}
-        strange = [(row, word) for row, word in enumerate(words.tolist()) if word not in known]
-        if strange:
-            row, word = strange[0]
-            raise InputError(
-                f"{where}: label {shown(word)} (row {row + 1}, {len(strange)} in all) is none of the agreed ones, "
-                f"{', '.join(known)}; mend it, or add it to labels"
-            )
-        return np.array([number[known[word]] for word in words.tolist()], np.int64)
+        words = checked_labels(canonical(values.data), known, where)
+        return np.array([number[known[word]] for word in words], np.int64)
 
     def as_table(self) -> dict[str, Any]:
         """Plain values, as a file holds them; `coding_of` is the inverse."""
@@ -156,6 +154,19 @@ class Coding:
 def _seen_names(column: Column) -> list[str]:
     names = [f"{column.name}={v}" for v in column.values] if column.kind == CATEGORY else [column.name]
     return [*names, *([f"{column.name} missing"] if column.gaps else [])]
+
+
+def checked_labels(words: np.ndarray, known: Collection[str], where: str) -> list[str]:
+    """Labels as texts, each of which must be known, where any are; none may be missing."""
+    refuse_gaps(np.array([word is None for word in words], bool), where)
+    strange = [(row, word) for row, word in enumerate(words.tolist(), 1) if word not in known]
+    if known and strange:
+        row, word = strange[0]
+        raise InputError(
+            f"{where}: label {shown(word)} (row {row}, {len(strange)} in all) is none of the agreed ones, "
+            f"{', '.join(known)}; mend it, or add it to labels"
+        )
+    return list(words)
 
 
 def refuse_gaps(gone: np.ndarray, where: str) -> None:
@@ -218,7 +229,12 @@ def coding_of(table: Mapping[str, Any]) -> Coding:
     for row in table["columns"]:
         column = Column(**{**row, "values": tuple(map(str, row["values"]))})
         numbers = [float(v) for v in (column.fill, column.mean, column.deviation, column.missing)]
-        if column.kind not in KINDS or not all(map(math.isfinite, numbers)) or not column.deviation > 0:
+        if (
+            not isinstance(column.name, str)
+            or column.kind not in KINDS
+            or not all(map(math.isfinite, numbers))
+            or not column.deviation > 0
+        ):
             raise ValueError(f"column {shown(column.name)} is {shown(row)}")
         columns.append(column)
     if table["kind"] not in ("classes", "real") or table["scale"] not in SCALES:
@@ -237,4 +253,5 @@ def coding_of(table: Mapping[str, Any]) -> Coding:
         tuple(map(str, table["sites"])),
         scales,
         None if target_scale is None else (float(target_scale[0]), float(target_scale[1])),
+        table.get("site_effects") is True,
     )

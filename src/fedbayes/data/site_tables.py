@@ -7,52 +7,26 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbayes.data.agreement import Labels, agree, class_by_value
-from fedbayes.data.coding import FILLS, SCALES, Agreed, Coding, read_coding, refuse_gaps
+from fedbayes.data.coding import FILLS, SCALES, SITE, Agreed, Coding, read_coding
 from fedbayes.data.dataset import Clients, Dataset
-from fedbayes.data.frames import BLANKS, SiteTable, site_tables, table_of
+from fedbayes.data.frames import BLANKS, SiteTable, table_of
 from fedbayes.data.own import kind_of
 from fedbayes.data.partition import natural
 from fedbayes.data.preparation import Scale
 from fedbayes.data.ragged import Ragged
+from fedbayes.data.reading import Reading, check_values
 from fedbayes.data.summary import SiteSummary, Told, numbers_of, summarise
 from fedbayes.data.values import canonical
 from fedbayes.errors import InputError, shown, unknown
 
 THIN = {"refuse": "an error", "keep": "trained with all the same", "drop": "left out, with a warning"}
-
-
-class Reading(NamedTuple):
-    """How tables are read: what is where in them, and what is left out; without a target they are only looked at."""
-
-    target: str | None
-    site: str | None = None
-    columns: Sequence[str] = ()
-    drop: Sequence[str] = ()
-    blanks: Sequence[str] = BLANKS
-    missing: str = "median"
-
-    def tables(self, sites: Any) -> list[SiteTable]:
-        """The tables of all sites, with the target and at least one column beside it."""
-        tables = site_tables(sites, site=self.site, columns=self.columns, blanks=self.blanks)
-        known = {name for table in tables for name in table.columns}
-        for name in self.drop:
-            if name not in known:
-                raise unknown("column to drop", name, known)
-        tables = [t._replace(columns={n: v for n, v in t.columns.items() if n not in self.drop}) for t in tables]
-        for table in tables:
-            held = ", ".join(table.columns)
-            if self.target is not None and self.target not in table.columns:
-                raise InputError(f"site {table.site} has no column {self.target!r}, the target; it has {held}")
-            if len(table.columns) < 2:
-                raise InputError(f"site {table.site} has no column but the target {self.target!r}; add one")
-        return [_whole_rows(table) for table in tables] if self.missing == "drop" else tables
 
 
 def from_tables(
@@ -71,6 +45,8 @@ def from_tables(
     test: Any = 0.2,
     seed: int | None = 0,
     thin: str = "refuse",
+    site_effects: bool = False,
+    left_out: int | str | None = None,
     coding: Coding | str | Path | None = None,
     name: str = "tables",
 ) -> Clients:
@@ -89,6 +65,8 @@ def from_tables(
     - `scale`: "federation", "site" (each site by its own rows) or "none"
     - `test`: the share of each site's rows that is kept for the test, drawn by `seed` (by class; None: evenly spread),
       or tables of their own, named as the sites
+    - `site_effects`: whether a row's site is a column too, `site`: for predictions at the sites that trained
+    - `left_out`: a site, by name or number, whose rows nothing is fitted on
     - `thin`: a site with one row or one class: "refuse", "keep" or "drop"
     - `coding`: what sites have agreed on before (`agree_on`, or a run's coding.json), in place of all that is fitted
     """
@@ -99,16 +77,22 @@ def from_tables(
     target = coding.target if coding is not None else target
     if target is None:
         raise InputError("target: name the column to predict")
-    read = Reading(target, site, columns, drop, blanks, missing)
+    effects = site_effects if coding is None else coding.site_effects
+    read = Reading(target, site, columns, drop, blanks, missing, effects)
     tables = read.tables(sites)
     how = _how(tables, read, kinds, labels, kind, scale) if coding is None else coding.agreed
+    for table in tables:  # before rows are drawn, so that a row's number is that of the table
+        check_values(table, how)
     tests = None if isinstance(test, int | float) else read.tables(test)
     parts = _apart(tables, tests) if tests is not None else _split(tables, how, test, seed)
     parts = [pair for pair in parts if not _is_thin(pair[0], how, thin)]
     if not parts:
         raise InputError("no site is left: each has one row or one class; give thin='keep'")
     if coding is None:
-        coding = agree([summarise(train, target, how.kinds, how.kind == "classes") for train, _ in parts], how)
+        fitted = [
+            train for k, (train, _) in enumerate(parts) if left_out is None or str(left_out) not in (train.site, str(k))
+        ]
+        coding = agree([summarise(train, target, how.kinds, how.kind == "classes") for train in fitted], how)
     return _clients(parts, coding, name)
 
 
@@ -158,29 +142,16 @@ def coded(table: Any, coding: Coding) -> Tensor:
     Where sites have scales of their own, a column `site` says whose a row is.
     """
     whole = table if isinstance(table, SiteTable) else table_of(table)
-    if coding.scale != "site" or "site" not in whole.columns:
+    if coding.scale != "site" or SITE not in whole.columns:
         x, notes = coding.rows(whole)
         _warn(notes)
         return torch.from_numpy(x)
-    owners = canonical(whole.columns["site"].data)
+    owners = canonical(whole.columns[SITE].data)
     x = np.zeros((whole.rows, len(coding.names)))
     for owner in sorted(set(owners.tolist()), key=str):
         x[owners == owner], notes = coding.rows(whole.pick(owners == owner)._replace(site=str(owner)))
         _warn(notes)
     return torch.from_numpy(x)
-
-
-def _whole_rows(table: SiteTable) -> SiteTable:
-    """The rows that lack nothing."""
-    gaps = {name: np.array([v is None or v != v for v in c.data.tolist()]) for name, c in table.columns.items()}
-    gone = np.any(list(gaps.values()), axis=0)
-    if gone.all():
-        most = max(gaps, key=lambda name: int(gaps[name].sum()))
-        raise InputError(
-            f"site {table.site} has no row without a missing value (column {most!r}: {int(gaps[most].sum())} of "
-            f"{len(gone)}); drop = [{most!r}], or missing = 'median'"
-        )
-    return table.pick(~gone)
 
 
 def _how(
@@ -237,7 +208,6 @@ def _test_rows(table: SiteTable, how: Agreed, share: float, seed: int | None) ->
         order = np.random.default_rng([seed, zlib.crc32(table.site.encode())]).permutation(order)
     if how.kind == "classes":
         words = canonical(table.columns[how.target].data)
-        refuse_gaps(np.array([word is None for word in words]), f"site {table.site}, target {how.target!r}")
         order = order[np.argsort(words[order].astype(str), kind="stable")]
     rows = np.zeros(table.rows, bool)
     rows[order] = np.diff(np.floor(np.arange(table.rows + 1) * share + 0.5)) > 0

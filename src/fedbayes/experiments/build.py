@@ -155,7 +155,8 @@ def data_of(x: Experiment) -> Any:
     """The experiment's data as its loader gives it: a Dataset, Clients, or a list of clients."""
     with naming("data"):
         if x.data == TABLES:
-            return called(from_tables, x.data_options, "data tables")
+            left_out = {} if x.leave_out is None else {"left_out": x.leave_out}
+            return called(from_tables, {**left_out, **x.data_options}, "data tables")
         data: Any = imported(x.data, "data") if ":" in x.data else load_data(x.data, **x.data_options)
         if asks_for_client(data):
             return (alone if x.engine == FLOWER else everybody)(data, x.data_options, x.clients)

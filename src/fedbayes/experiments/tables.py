@@ -7,7 +7,8 @@ from typing import Any
 
 from fedbayes.data.agreement import class_by_value
 from fedbayes.data.holdings import Holdings, holdings
-from fedbayes.data.site_tables import Reading, summary_of
+from fedbayes.data.reading import Reading
+from fedbayes.data.site_tables import summary_of
 from fedbayes.errors import InputError, unknown
 from fedbayes.experiments.experiment import parse, read
 from fedbayes.experiments.keys import TABLES
