@@ -42,7 +42,7 @@ def test_the_league_of_two_methods(hospitals, tmp_path):
     output, said = tmp_path / "league", []
     request = Request(ONLY, "small", (0,), {}, False, said.append)
     text = run_league(output, request)
-    assert "Mean rank by NLL over 1 federations" in text
+    assert "Mean rank by NLL over one federation" in text
     rows = json.loads((output / "league-small.json").read_text())
     assert {row["row"] for row in rows} == {"fedavg", "fedper", "local", "pooled"}
     metrics = {row["metric"] for row in rows}

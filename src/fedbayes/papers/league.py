@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +66,7 @@ FEDERATIONS: dict[str, Federation] = {
         splits={GIVEN: {}},
     ),
 }
+BY_SITES = ("fedavg_pf", "pfedbayes")  # whose models are personal, though there is a global one too
 BY_SERVER = ("fedbe", "fedppd_distill")  # train on rows of the server, of which a natural federation has none
 NOT_SURVIVAL = ("fedlap_cov", "fedavg_pf", "fedper_pf", "lg_fedavg_pf")  # need a curvature that is not known there
 
@@ -99,6 +101,9 @@ def experiment_of(name: str, method: str, split: str = GIVEN, lr: float | None =
 def judged(run: Run) -> dict[str, float]:
     """The scores of a trained run on test rows: of all, and at the site where they are worst."""
     diverged = float(bool(run.journal) and "diverged" in run.journal[-1])
+    if run.task.method in BY_SITES:
+        prediction = run.task.program.prediction._replace(whole=False)
+        run = replace(run, task=replace(run.task, program=run.task.program._replace(prediction=prediction)))
     try:
         p, rows, homes = predictions(run)
         assert p is not None  # every federation has test rows
@@ -308,10 +313,11 @@ def findings(rows: Sequence[Row]) -> list[str]:
             continue
         ranks = ranks_of(list(blocks.values()), higher=higher)
         places = ", ".join(f"{name} {rank:.1f}" for name, rank in ranks.mean.items())
+        over = "one federation" if ranks.blocks == 1 else f"{ranks.blocks} federations and splits"
+        test = "" if isnan(ranks.p_value) else f"; Friedman's p = {ranks.p_value:.2g}"
         lines.append(
-            f"Mean rank by {TITLES[metric].rstrip(' ↓↑')} over {ranks.blocks} federations and splits: {places}. "
-            f"Ranks that differ by less than {ranks.critical:.1f} can't be told apart (Nemenyi, 5 %); "
-            f"Friedman's p = {ranks.p_value:.2g}."
+            f"Mean rank by {TITLES[metric].rstrip(' ↓↑')} over {over}: {places}. "
+            f"Ranks that differ by less than {ranks.critical:.1f} can't be told apart (Nemenyi, 5 %){test}."
         )
     return lines
 
@@ -319,7 +325,8 @@ def findings(rows: Sequence[Row]) -> list[str]:
 LEGEND = (
     "Means over seeds ± standard errors. Every method has four tries for its learning rate, on a fifth of the training "
     "rows, and equally many passes over the rows. Local: each site alone, judged on its own test rows; pooled: all "
-    "rows in one place. Seconds are those of training, of all seeds together; bytes are one round's uploads."
+    "rows in one place. Methods with personal models are judged by these, each on its site's test rows. Seconds are "
+    "those of training, of all seeds together; bytes are one round's uploads."
 )
 
 

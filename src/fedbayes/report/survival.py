@@ -42,7 +42,7 @@ def _curves(run: Shown) -> Figure:
         levels = np.repeat(np.r_[1.0, left[inside]], 2)
         axes.marks.append(Line(*axes.put(steps[: len(levels)], levels), "ink", run.number, 1, dash="4 3"))
         end, height = axes.put(times[-1], mean[-1])
-        axes.marks.append(Text(float(end) - 4, float(height) - 5, f"{name} risk ({len(rows)})", "end", ink="ink"))
+        axes.marks.append(Text(float(end) - 4, float(height) - 14, f"{name} risk ({len(rows)})", "end", ink="ink"))
     label = f"Survival curves of {run.name} by thirds of predicted risk, with bands, and Kaplan-Meier curves"
     return Figure(f"survival-{run.number}-{run.name}", run.name, axes.drawing(label), run=run.number)
 
@@ -60,9 +60,8 @@ def _calibration(run: Shown) -> Figure:
         predicted = float(arrays["survival"][rows, middle].mean())
         gaps.append((len(rows), abs(predicted - observed)))
         hint = [f"{run.name}: {len(rows)} rows, predicted {predicted:.2f}, observed {observed:.2f}"]
-        axes.marks.append(
-            Dots(*axes.put(np.array([predicted]), np.array([observed])), run.ink, run.number, 5, hint=hint)
-        )
+        x, y = axes.put(np.array([predicted]), np.array([observed]))
+        axes.marks += [Dots(x, y, run.ink, run.number, 4), Dots(x, y, run.ink, run.number, 7, hint=hint)]
     error = sum(n * gap for n, gap in gaps) / sum(n for n, _ in gaps)
     axes.marks.append(Text(LEFT + 8, 26, f"error {error:.3f}", ink="ink", size=13, bold=True))
     drawing: Drawing = axes.drawing(f"Predicted and observed survival of {run.name} at {horizon:g}, error {error:.3f}")
