@@ -257,3 +257,27 @@ def test_unknown_networks_and_options_get_a_suggestion():
         network_named("mlp", (4,), 2, hiden=3)
     with pytest.raises(ValueError, match="at least 18 x 18"):
         network_named("cnn", (1, 8, 8), 2)
+
+
+@pytest.mark.parametrize("onednn", [True, False], ids=["onednn", "own convolutions"])
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+@pytest.mark.parametrize(
+    ("name", "options"), [("cnn", {}), ("lenet", {}), ("acar_cnn", {}), ("resnet", {"depth": 8, "width": 4})]
+)
+def test_every_convolution_is_taken_over_however_it_is_run(name, options, estimator, onednn):
+    network = network_named(name, (3, 32, 32), 10, **options)
+    maps = [prefix for prefix, layer in network.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    mine = {n for n, _ in network.named_parameters() if n.rpartition(".")[0] in maps}
+    with torch.backends.mkldnn.flags(enabled=onednn):
+        assert plan(Model.of(network, categorical()), "model", torch.zeros(2, 3, 32, 32), estimator).taken == mine
+
+
+def test_a_question_about_a_weight_is_no_use_of_it():
+    class Asking(nn.Linear):
+        def forward(self, x):
+            assert self.weight.dim() == 2
+            assert self.weight.is_floating_point()
+            return F.linear(x.reshape(-1, self.weight.shape[1]), self.weight, self.bias)
+
+    made = plan(_model(Asking(3, 2)), "model", torch.zeros(4, 3).double(), "local")
+    assert made.taken == {"weight", "bias"}

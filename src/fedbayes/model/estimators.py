@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from fedbayes.model.convolution import conv2d, own_kernels
 from fedbayes.model.interception import Handler
@@ -105,8 +106,11 @@ def _stacks(model: Model, part: str, means: Tensor, weights: Weights, x: Tensor,
     return True
 
 
+ANSWERS = (bool, int, tuple, torch.dtype, torch.device, torch.layout)  # of a question about a tensor, as its shape
+
+
 class _Meetings(TorchFunctionMode):
-    """Notes, for each watched tensor, the kind of call that it takes part in."""
+    """Notes, for each watched tensor, the kind of call that it takes part in; a question about it is none."""
 
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
@@ -115,6 +119,9 @@ class _Meetings(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if isinstance(out, ANSWERS) and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(out)):
+            return out
         weight = args[1] if func in LINEAR_MAPS and len(args) > 1 else kwargs.get("weight")
         ours = func in LINEAR_MAPS and id(weight) in self.names
         for place, value in [*enumerate(args), *kwargs.items()]:
@@ -123,7 +130,7 @@ class _Meetings(TorchFunctionMode):
                 if name:
                     linear = ours and place in (1, 2, "weight", "bias")
                     self.met.setdefault(name, []).append("linear" if linear else "other")
-        return func(*args, **kwargs)
+        return out
 
 
 def _meetings(model: Model, weights: Weights, x: Tensor, taken: frozenset[str]) -> dict[str, list[str]]:
