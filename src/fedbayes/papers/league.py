@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,13 +26,16 @@ from fedbayes.model.predictive import Predictive, joined
 from fedbayes.options import options_of
 from fedbayes.papers.cells import Cell, Request, Table, chosen
 from fedbayes.papers.layout import Layout, Row, Texts
-from fedbayes.papers.ranks import ranks_of
+from fedbayes.papers.ranks import Ranks, ranks_of
 from fedbayes.papers.seeds import SEEDS, content_of, contents, file_name
 from fedbayes.papers.seeds import train as train_seeds
 from fedbayes.runs.evaluation import predictions
 from fedbayes.scores import SUMS, auroc, risk_of, survival_calibration
 from fedbayes.training.rounds import Memory, rounds_together
 from fedbayes.training.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GIVEN = "as given"  # the split that a federation came with
 MULTIPLES = (0.2, 1.0, 3.0, 6.0)
@@ -301,25 +304,52 @@ def by_metric(rows: Sequence[Row]) -> list[Row]:
     return shown
 
 
+def ranks(rows: Sequence[Row], metric: str) -> Ranks | None:
+    """Ranks of the methods that are in all federations and splits; None where there are not two."""
+    blocks: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows:
+        if row["metric"] == metric and row["row"] not in (LOCAL, POOLED):
+            blocks.setdefault((row["group"], row["column"]), {})[row["row"]] = row["ours"]
+    if not blocks or len(set.intersection(*map(set, blocks.values()))) < 2:
+        return None
+    return ranks_of(list(blocks.values()), higher=RANKED[metric])
+
+
 def findings(rows: Sequence[Row]) -> list[str]:
     """Mean ranks over all federations and splits, and the difference that is needed to tell two methods apart."""
     lines = []
-    for metric, higher in RANKED.items():
-        blocks: dict[tuple[str, str], dict[str, float]] = {}
-        for row in rows:
-            if row["metric"] == metric and row["row"] not in (LOCAL, POOLED):
-                blocks.setdefault((row["group"], row["column"]), {})[row["row"]] = row["ours"]
-        if not blocks or len(set.intersection(*map(set, blocks.values()))) < 2:
+    for metric in RANKED:
+        found = ranks(rows, metric)
+        if found is None:
             continue
-        ranks = ranks_of(list(blocks.values()), higher=higher)
-        places = ", ".join(f"{name} {rank:.1f}" for name, rank in ranks.mean.items())
-        over = "one federation" if ranks.blocks == 1 else f"{ranks.blocks} federations and splits"
-        test = "" if isnan(ranks.p_value) else f"; Friedman's p = {ranks.p_value:.2g}"
+        places = ", ".join(f"{name} {rank:.1f}" for name, rank in found.mean.items())
+        over = "one federation" if found.blocks == 1 else f"{found.blocks} federations and splits"
+        test = "" if isnan(found.p_value) else f"; Friedman's p = {found.p_value:.2g}"
         lines.append(
             f"Mean rank by {TITLES[metric].rstrip(' ↓↑')} over {over}: {places}. "
-            f"Ranks that differ by less than {ranks.critical:.1f} can't be told apart (Nemenyi, 5 %){test}."
+            f"Ranks that differ by less than {found.critical:.1f} can't be told apart (Nemenyi, 5 %){test}."
         )
     return lines
+
+
+def picture(rows: Sequence[Row]) -> Figure | None:
+    """Mean ranks by NLL, the best on top; methods whose bars overlap with the first one's can't be told from it."""
+    from matplotlib.figure import Figure
+
+    found = ranks(rows, "nll")
+    if found is None:
+        return None
+    figure = Figure(figsize=(6.4, 1 + 0.24 * len(found.mean)), layout="constrained")
+    axes = figure.subplots()
+    places, half = range(len(found.mean)), found.critical / 2
+    axes.errorbar(list(found.mean.values()), places, xerr=half, fmt="o", ms=4, lw=1.2, color="#1b6ca8")
+    best = next(iter(found.mean.values()))
+    axes.axvspan(best - half, best + half, color="#1b6ca8", alpha=0.08, lw=0)
+    axes.set(yticks=places, xlabel=f"mean rank by NLL over {found.blocks}; bars are half the critical difference wide")
+    axes.set_yticklabels(list(found.mean))
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 LEGEND = (

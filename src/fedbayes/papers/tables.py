@@ -10,6 +10,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
 from fedbayes.papers import admm, aggregation, attacks, fedag, fedppd, feduab, league, pfedpf
 from fedbayes.papers.cells import Request, Table
+from fedbayes.papers.drawing import save, svg_of
 from fedbayes.papers.page import markdown, page
 from fedbayes.papers.rows import rows_of
 from fedbayes.runs.sweep import values_of
@@ -60,9 +61,13 @@ def run_league(output: Path, request: Request, *, train: bool = True) -> str:
     if not rows:
         raise InputError(f"no cell of the league has been run at scale {scale}: run fedbayes league")
     shown = league.by_metric(rows)
-    layout = table.layout._replace(findings=lambda _: league.findings(rows))
+    stem, drawn = "league" if scale == "paper" else f"league-{scale}", league.picture(rows)
+    layout = table.layout._replace(
+        findings=lambda _: league.findings(rows), drawing=lambda _: "" if drawn is None else svg_of(drawn)
+    )
     table = table._replace(layout=layout)
-    stem = "league" if scale == "paper" else f"league-{scale}"
+    if drawn is not None:
+        save(drawn, output / f"{stem}-ranks")
     text = markdown(table, shown)
     write_atomically(output / f"{stem}.json", (json.dumps(rows, indent=1) + "\n").encode())
     write_atomically(output / f"{stem}.md", text.encode())
