@@ -345,7 +345,7 @@ def picture(rows: Sequence[Row]) -> Figure | None:
     axes.errorbar(list(found.mean.values()), places, xerr=half, fmt="o", ms=4, lw=1.2, color="#1b6ca8")
     best = next(iter(found.mean.values()))
     axes.axvspan(best - half, best + half, color="#1b6ca8", alpha=0.08, lw=0)
-    axes.set(yticks=places, xlabel=f"mean rank by NLL over {found.blocks}; bars are half the critical difference wide")
+    axes.set(yticks=places, xlabel="mean rank by NLL; bars: half the critical difference to either side")
     axes.set_yticklabels(list(found.mean))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
