@@ -77,9 +77,12 @@ def provenance(rows: Sequence[Row]) -> str:
 
 
 def made_otherwise(rows: Sequence[Row]) -> list[str]:
-    """The cells that were made with other settings than the table has now, one line each."""
-    others = {f"{row['group']} {row['row']} {row['column']}".strip(): row.get("otherwise") for row in rows}
-    return [f"{name}: {other}" for name, other in others.items() if other]
+    """The cells that were made with other settings than the table has now, one line for each difference."""
+    cells: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if other := row.get("otherwise"):
+            cells.setdefault(other, {})[f"{row['group']} {row['row']} {row['column']}".strip()] = None
+    return [f"{'; '.join(names)}: {other}" for other, names in cells.items()]
 
 
 def span(values: Sequence[int]) -> str:

@@ -24,10 +24,11 @@ def otherwise(content: Mapping[str, Any], current: Experiment) -> str:
     """Where a cell's file was made with another setting than its table has: `options.server_lr 0.001 (now 0.0001)`.
 
     What a file does not name had its default; an option that there is no more can't be compared. Rounds and seed are
-    written elsewhere.
+    written elsewhere. A file may say itself, under `otherwise`, what the code did at its time.
     """
     unlike = _unlike(content["experiment"], table_of(current), (*BESIDE, *EXECUTION))
-    return ", ".join(f"{name} {a} (now {b})" for name, (a, b) in unlike.items())
+    settings = [f"{name} {a} (now {b})" for name, (a, b) in unlike.items()]
+    return ", ".join([*settings, *([content["otherwise"]] if "otherwise" in content else [])])
 
 
 def scaled(trained: Experiment, published: Experiment) -> list[str]:
