@@ -31,6 +31,8 @@ class Partitioned(Variational):
 
     kl: str = with_default(Variational, "kl", default="1/n")
     lr_within: str = with_default(Schedule, "lr_within", default="falling")
+    # Sites are averages over rounds themselves.
+    curvature_memory: float = with_default(Newton, "curvature_memory", default=1.0)
 
     def check(self) -> None:
         super().check()
@@ -102,7 +104,7 @@ class BayesADMM(Partitioned):
     kl_weight: float = with_default(Variational, "kl_weight", default=1.0)
     prior_scale: float = with_default(Variational, "prior_scale", default=0.3)
     rho: float = option("strength of the pull to the server's posterior", positive, default=1.0, kind="scalar")
-    gamma: float = option("share of a client's change that its site takes", up_to_one, default=0.1, kind="scalar")
+    gamma: float = option("share of a client's change that its site takes", up_to_one, default=0.2, kind="scalar")
     alpha: float | None = option(
         "share of the product of sites in the server's posterior; None: 1 / (1 + clients * rho)",
         up_to_one,

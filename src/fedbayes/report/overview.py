@@ -86,7 +86,19 @@ def closing(m: Material) -> Section:
         lead += " After ± stands the deviation over repeated predictions with other draws of the weights."
     if any(run.predictions and kind_of(run.predictions) == "real" for run in m.runs):
         lead += " Columns without an arrow have a target: the share of targets inside an interval should be its level."
-    return Section("scores", "Scores on the test set", lead, [table(head, rows)])
+    return Section("scores", "Scores on the test set", lead, [table(head, rows), _scales(m)])
+
+
+def _scales(m: Material) -> str:
+    """How far posteriors' scales have moved, one sentence for each run that has some."""
+    lines = []
+    for run in m.runs:
+        last = next((r["scales"] for r in reversed(run.files.records) if r.get("scales")), None)
+        if last is not None:
+            moved, moving = (f"{last.get(name, 0.0):.1%}" for name in ("moved", "moving"))
+            words = f"median scale of the weights {last.get('median', 0.0):.3g}, moved by {moved} since the first round"
+            lines.append(f"<p class=lead>{key(run)}: {words}, by {moving} in the last.</p>")
+    return "".join(lines)
 
 
 def settings(m: Material) -> Section:

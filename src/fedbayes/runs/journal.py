@@ -148,6 +148,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "phases": _scores,
     "client_seconds": _scores,
     "took_part": lambda v: isinstance(v, list) and all(isinstance(who, str | int) for who in v),
+    "scales": _scores,
     "influence": lambda v: not fault(v),
     "attack": lambda v: isinstance(v, str),
     "attackers": lambda v: isinstance(v, list) and all(isinstance(who, str | int) for who in v),

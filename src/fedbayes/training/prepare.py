@@ -197,6 +197,7 @@ def prepare(
         target_accuracy=target_accuracy,
         monitor=monitor,
         method=method.name,
+        optimiser=getattr(method, "optimiser", None),
         validation_sizes=sizes,
     )
 

@@ -17,12 +17,12 @@ from fedbayes.engine.stacked import run_all
 from fedbayes.errors import Diverged, NotFinite
 from fedbayes.federation.attacks import Attack
 from fedbayes.federation.influence import is_shown
-from fedbayes.federation.program import Context, Order, Outcome, Stage
+from fedbayes.federation.program import Context, FederationState, Order, Outcome, Stage
 from fedbayes.federation.round import LEFT_OUT, as_told, close_round, merged, message_bytes
 from fedbayes.methods import Method
 from fedbayes.model.likelihood import Likelihood
 from fedbayes.posterior.values import Parts, Posterior
-from fedbayes.training import influence
+from fedbayes.training import influence, scales
 from fedbayes.training.personal import personal_scores
 from fedbayes.training.prepare import naming_strays, prepare
 from fedbayes.training.run import Memory, OwnStore, Run, evaluate, observed, scores_on
@@ -107,6 +107,8 @@ def close(
     if progress.pretrained:
         record["pretrained"] = dict(progress.pretrained)
     before, progress = progress.state, progress._replace(state=state, pretrained={})
+    if due:
+        _follow_scales(task, before.broadcast, state, record)
     if due and task.program.prediction.whole:
         with share(EVALUATION):
             try:
@@ -117,6 +119,16 @@ def close(
                 record["diverged"] = f"round {state.round}: {what}"
                 progress = progress._replace(state=before._replace(round=state.round))
     return progress, record
+
+
+def _follow_scales(task: Task, before: Parts, state: FederationState, record: dict[str, Any]) -> None:
+    """How far scales have moved, for the journal; a note after the last round where that should be known."""
+    figures = scales.moves(task.program, before, state.broadcast)
+    if figures:
+        record["scales"] = figures
+    words = scales.note(figures, state.round, task.rounds, task.optimiser)
+    if words:
+        record["notes"] = [*record.get("notes", ()), words]
 
 
 def _due(task: Task, number: int, every: int) -> bool:

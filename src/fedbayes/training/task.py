@@ -87,6 +87,7 @@ class Task:
     before: Before | None = None
     elsewhere: Callable[[Federation], Iterator[tuple[int, Sums]]] | None = None  # personal models on other machines
     method: str = ""  # its name
+    optimiser: str | None = None  # of its clients, where it has one
     validation_sizes: Tensor | None = None  # rows of each client among those held out; None: there are none
 
     def begin(self) -> Progress:
