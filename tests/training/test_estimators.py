@@ -12,6 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedbayes as fb
+from fedbayes.data.values import Values
 from fedbayes.errors import InputError
 
 QUICK = fb.methods.fedavg(epochs=40, batch=512, optimiser="adam", lr=0.1)
@@ -84,6 +85,38 @@ def test_missing_values_and_weights_of_classes():
     assert plain.score(X, y) > 0.7
     heavy = fb.FederatedClassifier(method=QUICK, rounds=1, class_weight={"ill": 20.0}).fit(X, y, sites=sites)
     assert (heavy.predict(X) == "ill").sum() > (plain.predict(X) == "ill").sum()
+
+
+class Frame:
+    """A data frame by the interchange protocol: numbers with gaps, and words."""
+
+    def __init__(self, **columns):
+        self.columns = columns
+        self.shape = (len(next(iter(columns.values())).data), len(columns))
+
+    def __dataframe__(self, allow_copy=True):
+        return self
+
+    def get_chunks(self):
+        return [self]
+
+    def column_names(self):
+        return list(self.columns)
+
+    def get_column_by_name(self, name):
+        return self.columns[name]
+
+
+def test_data_frames_keep_their_categories(monkeypatch):
+    X, y, _, sites = patients(120)
+    wards = np.array(["north", "south"], object)[(X[:, 0] > 0.5).astype(int)]
+    frame = Frame(dose=Values(X[:, 2], "number"), ward=Values(wards))
+    monkeypatch.setattr("fedbayes.data.frames.columns_of", lambda frame, blanks: frame.columns)
+    model = fb.FederatedClassifier(method=QUICK, rounds=1).fit(frame, y, sites=sites)
+    assert [column["kind"] for column in model.coding_["columns"]] == ["number", "category"]
+    assert model.score(frame, y) > 0.7
+    with pytest.warns(UserWarning, match="column 'ward': 'east' in 120 of 120 rows is in no training row"):
+        model.predict(Frame(dose=frame.columns["dose"], ward=Values(np.full(120, "east", object))))
 
 
 @pytest.mark.parametrize(
