@@ -1,15 +1,20 @@
 """FedDyn, FedLap and SCAFFOLD on least squares: where clients differ they still end at the minimum of all."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
+from fedbayes.experiments.experiment import Experiment
 from fedbayes.model.likelihood import normal
+from fedbayes.runs.folder import resume
+from fedbayes.runs.folder import run as run_into
 
 
 def sites(sizes: tuple[int, ...] = (12, 20, 28)) -> list[Any]:
@@ -73,3 +78,17 @@ def test_what_they_are_can_not_be_chosen() -> None:
         fb.methods.feddyn(weighting="size")
     with pytest.raises(InputError, match="optimiser is fixed in scaffold"):
         fb.methods.scaffold(optimiser="adam")
+
+
+@pytest.mark.parametrize("method", ["feddyn", "scaffold", "fedlap", "bayes_admm", "fedlap_cov", "fedivon"])
+def test_a_run_is_resumed_to_the_same_result(method: str, tmp_path: Path) -> None:
+    """What the server keeps of sites, duals and controls is in the checkpoint."""
+    x = Experiment(
+        data="digits", network="linear", clients=3, cohort=2, rounds=3, evaluate_every=3, checkpoint_every=1,
+        method=method, options={"epochs": 1, "batch": 200, "test_draws": 2},
+    )  # fmt: skip
+    whole = run_into(x, tmp_path)[method].progress.state
+    sorted((tmp_path / "checkpoints").glob("*"))[-1].unlink()
+    again = resume(tmp_path)[method].progress.state
+    for a, b in zip(tree_leaves((whole.broadcast, whole.stages)), tree_leaves((again.broadcast, again.stages))):
+        assert (a is None and b is None) or torch.equal(a, b)
