@@ -41,7 +41,9 @@ def clients_by(experiment: Experiment, folder: Path) -> Clients | None:
         return None
     options = {**experiment.data_options, "coding": str(path)}
     try:
-        return clients_of(replace(experiment, data_options=options))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*same unit")  # which was said when it was trained
+            return clients_of(replace(experiment, data_options=options))
     except InputError as error:
         warnings.warn(f"{error}: without its tables the run can predict, and not be scored", UserWarning, stacklevel=3)
     return without_rows(read_coding(path))
