@@ -21,6 +21,7 @@ from fedbayes.training import influence
 LIVE = ("accuracy", "concordance", "rmse", "nll", "ece")
 SHOWN = 3  # clients that a line names
 SITES = 20  # of a table
+WIDE = ("brier", "mce")  # scores that 80 columns do not hold beside AUROC and errors; the report has them
 SHADES = " .:-=+*#%@"
 
 
@@ -109,8 +110,8 @@ def closing_table(runs: Iterable[RunFiles]) -> Table:
     """One row per run with all its scores; the best of each column is bold."""
     runs = list(runs)
     names = [name for name in TITLES if any(name in run.scores for run in runs)]
-    if "auroc" in names and "mce" in names:
-        names.remove("mce")  # 80 columns do not hold both; the report has it
+    if "auroc" in names:
+        names = [name for name in names if name not in WIDE]
     table = Table(box=box.SIMPLE_HEAD)
     # Where a terminal is narrow, long names are folded and numbers stay whole.
     table.add_column("method", overflow="fold", min_width=min(8, max(len(run.name) for run in runs)))
@@ -130,7 +131,7 @@ def site_table(run: RunFiles) -> Table | None:
     found = by_site(run.evaluation)
     if found is None or len(found.sites) > SITES:
         return None
-    shown = [(j, name) for j, name in enumerate(found.names) if name in TITLES]
+    shown = [(j, name) for j, name in enumerate(found.names) if name in TITLES and name not in WIDE]
     table = Table(title=f"{run.name}, by site", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("site", overflow="fold")
     table.add_column("rows", justify="right")
