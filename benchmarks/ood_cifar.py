@@ -21,7 +21,7 @@ from fedbayes.model.predictive import Predictive
 from fedbayes.papers.feduab import experiment_of
 from fedbayes.posterior.values import load
 from fedbayes.scores.ranking import auroc
-from fedbayes.training.run import predict_with
+from fedbayes.training.tested import predict_with
 
 MOST, DRAWS, SHOWN = 2000, 20, 8
 

@@ -20,7 +20,8 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
 from fedbayes.scores.proper import FLOOR
-from fedbayes.training.run import Run, predict_with
+from fedbayes.training.run import Run
+from fedbayes.training.tested import predict_with
 
 SET_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "least_ambiguous": of.least_ambiguous_scores,

@@ -23,7 +23,8 @@ from fedbayes.networks.papers import network_named
 from fedbayes.posterior.values import Draws, Parts
 from fedbayes.scores import regression
 from fedbayes.training.rounds import Task, prepare, rounds_together
-from fedbayes.training.run import Memory, predict_with, with_noise
+from fedbayes.training.run import Memory, with_noise
+from fedbayes.training.tested import predict_with
 
 Scores = dict[str, float]
 CLIENTS, ROUNDS, MEMBERS = 10, 5, 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, overload
 
@@ -18,7 +18,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.federation.kept import apart
 from fedbayes.federation.program import BY_MEMBERS, FederationState
 from fedbayes.federation.round import predicting
-from fedbayes.model.predictive import Predictive, directly, predictive
+from fedbayes.model.predictive import Predictive
 from fedbayes.posterior.values import Parts, Posterior
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
@@ -27,6 +27,7 @@ from fedbayes.training.influence import table_of
 from fedbayes.training.observation import with_noise as estimated
 from fedbayes.training.personal import personal_models, personal_scores, refined_task, sums_of
 from fedbayes.training.task import Federation, Progress, Task
+from fedbayes.training.tested import by_site, predict_with
 
 
 class OwnStore(Protocol):
@@ -121,8 +122,6 @@ class Run:
         With `by="site"`: of each client's own test rows, with their errors, the worst site and the spread.
         """
         if by is not None:
-            from fedbayes.training.tested import by_site
-
             if by != "site":
                 raise unknown("way to score by", by, ["site"])
             return by_site(self, draws)
@@ -247,21 +246,3 @@ def scores_on(
 def score_sums(task: Task, state: FederationState, x: Tensor, y: Tensor, which: str, draws: int | None = None) -> Sums:
     """The sums behind a posterior's scores on rows; those of several clients add up to the federation's."""
     return sums_of(task, predict_with(task, predicting(task.program, state), x, draws=draws, which=which), y)
-
-
-def predict_with(
-    task: Task, parts: Parts, x: Tensor, *, draws: int | None = None, which: str | None = None
-) -> Predictive:
-    """The parts' predictions of x. `which` is a name for an x that is predicted repeatedly: a graph pays then."""
-    program = task.program
-    draws = program.prediction.draws if draws is None else draws
-    return predictive(
-        program.model,
-        parts,
-        x.to(task.device),
-        draws=draws,
-        seed=task.seed,
-        dropout=program.prediction.dropout,
-        closed=program.prediction.closed,
-        carry=directly if which is None else partial(task.carry, (id(program.model), which, draws, task.seed)),
-    )

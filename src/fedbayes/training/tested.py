@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedbayes.errors import InputError
-from fedbayes.model.predictive import Predictive, joined
+from fedbayes.model.predictive import Predictive, directly, joined, predictive
+from fedbayes.posterior.values import Parts
 from fedbayes.scores.by_site import Rows, SiteScores, site_scores
 from fedbayes.training.personal import in_units, personal_predictions
+from fedbayes.training.task import Federation, Task
 
-if TYPE_CHECKING:
-    from fedbayes.training.run import Run
+
+class Trained(Protocol):
+    """What a run has that predictions are made from."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def parts(self) -> Parts: ...
+    @property
+    def home(self) -> Federation: ...
 
 
 class Tested(NamedTuple):
@@ -24,10 +35,8 @@ class Tested(NamedTuple):
     homes: list[Tensor]
 
 
-def predictions(run: Run, draws: int | None = None) -> Tested:
+def predictions(run: Trained, draws: int | None = None) -> Tested:
     """The whole test set; without a global model each client's own rows, as its personal model sees them."""
-    from fedbayes.training.run import predict_with
-
     clients = run.task.clients
     if run.task.program.prediction.whole:
         at = torch.arange(len(clients.data.test_x))
@@ -47,7 +56,7 @@ def predictions(run: Run, draws: int | None = None) -> Tested:
     )
 
 
-def by_site(run: Run, draws: int | None = None) -> SiteScores:
+def by_site(run: Trained, draws: int | None = None) -> SiteScores:
     """Scores of each client's own test rows, with errors."""
     p, at, homes = predictions(run, draws)
     clients = run.task.clients
@@ -63,3 +72,21 @@ def rows_of(p: Predictive, y: Tensor) -> Rows:
     if p.kind == "survival":
         return Rows((p.mean.cpu(),), y, {"times": torch.tensor(p.times)})
     return Rows((p.mean.cpu(), p.total.cpu()) if p.kind == "real" else (p.mean.cpu(),), y)
+
+
+def predict_with(
+    task: Task, parts: Parts, x: Tensor, *, draws: int | None = None, which: str | None = None
+) -> Predictive:
+    """The parts' predictions of x. `which` is a name for an x that is predicted repeatedly: a graph pays then."""
+    program = task.program
+    draws = program.prediction.draws if draws is None else draws
+    return predictive(
+        program.model,
+        parts,
+        x.to(task.device),
+        draws=draws,
+        seed=task.seed,
+        dropout=program.prediction.dropout,
+        closed=program.prediction.closed,
+        carry=directly if which is None else partial(task.carry, (id(program.model), which, draws, task.seed)),
+    )
