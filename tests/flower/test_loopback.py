@@ -59,7 +59,8 @@ def same(folder: Path, b: fb.Run) -> None:
                 torch.testing.assert_close(getattr(q, field), other, rtol=1e-9, atol=1e-9)
     for ours, theirs in zip(a.journal, b.journal, strict=True):
         assert ours["left_out"] == {}
-        assert ours["test"] == pytest.approx(theirs["test"], rel=1e-9)
+        if theirs["test"]:  # without a global model nodes score their own test rows, which here the server's stand for
+            assert ours["test"] == pytest.approx(theirs["test"], rel=1e-9)
         if a.task.program.prediction.whole:
             assert (ours["bytes_down"], ours["bytes_up"]) == (theirs["bytes_down"], theirs["bytes_up"])
 
