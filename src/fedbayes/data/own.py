@@ -1,19 +1,18 @@
 """A user's own arrays as a `Dataset` or `Clients`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedbayes.data.dataset import Clients, Dataset, check_arrays
+from fedbayes.data.given import numbered, pair_of, stacked, tensor_of
 from fedbayes.data.partition import natural
 from fedbayes.data.preparation import AS_STORED, Preparation, Scale, Standardise
 from fedbayes.data.survival import check_times, cut_times
 
-Pair = tuple[Any, Any]
 MOST_CLASSES = 1_000_000
 
 
@@ -33,20 +32,23 @@ def from_arrays(
 ) -> Dataset:
     """Arrays or tensors as a data set.
 
-    Without `kind`: whole-number y [n] are classes, whole-number y [n, C] labels, others real targets; floating numbers
-    that look like class numbers (0.0 and 1.0) are refused, as they could be either.
+    Without `kind`: whole numbers or words y [n] are classes (words in the order of `class_names`, else sorted),
+    whole-number y [n, C] labels, others real targets; floating numbers that look like class numbers (0.0 and 1.0) are
+    refused, as they could be either.
     `standardise` scales float inputs [n, F] and real targets by the statistics of the training part. Inputs are kept
     in their own units: the scaling is part of the model, so that predictions take rows as they come.
     `kind="survival"`: y [n, 2] is a time and an event (1 seen, 0 not until then); predicted curves are cut at `times`,
     by default ten that have equally many of the training part's events between them.
     """
-    inputs, targets = _inputs(x, double=standardise), _tensor(y)
+    (y, *rest), class_names = numbered([y] if test_y is None else [y, test_y], class_names)
+    test_y = rest[0] if rest else None
+    inputs, targets = _inputs(x, double=standardise), tensor_of(y, "y")
     kind = kind or kind_of([targets])
     targets = _targets(targets, kind)
     if (test_x is None) != (test_y is None):
         raise ValueError("give test_x and test_y together, or neither")
     test_inputs = _inputs(test_x, double=standardise) if test_x is not None else inputs[:0]
-    test_targets = _targets(_tensor(test_y), kind) if test_y is not None else targets[:0]
+    test_targets = _targets(tensor_of(test_y, "test_y"), kind) if test_y is not None else targets[:0]
     if test_inputs.shape[1:] != inputs.shape[1:] or test_inputs.dtype != inputs.dtype:
         raise ValueError(
             f"test_x is {test_inputs.dtype} {list(test_inputs.shape)}, x is {inputs.dtype} {list(inputs.shape)}: "
@@ -85,27 +87,21 @@ def standardised(data: Dataset) -> Dataset:
     return data
 
 
-def from_datasets(train: Any, test: Any = None, *, name: str = "own", **options: Any) -> Dataset:
-    """`torch.utils.data.Dataset`s of (x, y) items, read once into tensors; options as in `from_arrays`."""
-    x, y = _stacked(train, "train")
-    test_x, test_y = _stacked(test, "test") if test is not None else (None, None)
+def from_datasets(
+    train: Any, test: Any = None, *, name: str = "own", columns: tuple[str, str] | None = None, **options: Any
+) -> Dataset:
+    """`torch.utils.data.Dataset`s of (x, y) items, read once into tensors; options as in `from_arrays`.
+
+    Rows may also be mappings, as those of Hugging Face's `datasets` are: `columns` names that of x and that of y.
+    """
+    x, y = stacked(train, "train", columns)
+    test_x, test_y = stacked(test, "test", columns) if test is not None else (None, None)
     return from_arrays(x, y, test_x, test_y, name=name, **options)
 
 
-def _stacked(items: Any, where: str) -> tuple[Tensor, Tensor]:
-    pairs = [items[i] for i in range(len(items))]
-    if not pairs:
-        raise ValueError(f"{where} is empty: give it at least one (x, y)")
-    try:
-        x, y = ([torch.as_tensor(np.asarray(pair[i])) for pair in pairs] for i in (0, 1))
-        return torch.stack(x), torch.stack(y)
-    except (TypeError, RuntimeError, IndexError) as error:
-        raise ValueError(f"{where}: items must be (x, y) of one shape ({error}): give the set a transform") from error
-
-
 def from_clients(
-    clients: Sequence[Pair],
-    test: Pair | list[Pair] | None = None,
+    clients: Sequence[Any] | Mapping[str, Any],
+    test: Any = None,
     *,
     kind: str | None = None,
     classes: int | None = None,
@@ -113,25 +109,42 @@ def from_clients(
     standardise: bool = False,
     prepare: Preparation | None = None,
     times: Sequence[float] = (),
+    class_names: Sequence[str] = (),
+    columns: tuple[str, str] | None = None,
 ) -> Clients:
-    """A natural partition: one (x, y) per client. `test` is one (x, y) for all, or a list with one per client."""
-    if not clients:
+    """A natural partition: one (x, y) or torch data set per client, in a list, or in a mapping from their names.
+
+    `test` is one (x, y) for all, or a list (a mapping) with one per client. Labels may be words.
+    """
+    if not len(clients):
         raise ValueError("from_clients needs at least one (x, y)")
-    pairs = [(_inputs(x, double=standardise), _tensor(y)) for x, y in clients]
+    names = tuple(map(str, clients)) if isinstance(clients, Mapping) else ()
+    if isinstance(test, Mapping):
+        if [*map(str, test)] != [*names]:
+            raise ValueError(f"test names {', '.join(map(str, test))}: give one (x, y) for each client, in their order")
+        test = list(test.values())
+    sites = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
+    given = [pair_of(site, f"client {names[k] if names else k}", columns) for k, site in enumerate(sites)]
+    tests = [
+        pair_of(one, "test", columns) for one in (test if isinstance(test, list) else [] if test is None else [test])
+    ]
+    targets, class_names = numbered([y for _, y in (*given, *tests)], class_names)
+    tests = [(x, y) for (x, _), y in zip(tests, targets[len(given) :])]
+    pairs = [(_inputs(x, double=standardise), tensor_of(y, "y")) for (x, _), y in zip(given, targets)]
     for k, (x, y) in enumerate(pairs):
         if len(x) == 0 or len(y) == 0:
             raise ValueError(f"client {k} has no rows: leave it out, or give it at least one")
     kind = kind or kind_of([y for _, y in pairs])
     pairs = [(x, _targets(y, kind)) for x, y in pairs]
     if classes is None:
-        classes = max(int(y.max()) + 1 for _, y in pairs) if kind == "classes" else pairs[0][1].shape[1]
+        largest = max(int(y.max()) + 1 for _, y in pairs) if kind == "classes" else pairs[0][1].shape[1]
+        classes = max(largest, len(class_names))
     for k, (x, y) in enumerate(pairs):
         if x.shape[1:] != pairs[0][0].shape[1:] or x.dtype != pairs[0][0].dtype:
             raise ValueError(
                 f"client {k}: x is {x.dtype} {list(x.shape[1:])} per row, client 0's is another: make them equal"
             )
         check_arrays(x, y, kind, classes, f"client {k}")
-    tests = test if isinstance(test, list) else [test] if test is not None else []
     if isinstance(test, list) and len(test) != len(clients):
         raise ValueError(
             f"test has {len(test)} entries for {len(clients)} clients: give one (x, y) per client, or one for all"
@@ -140,15 +153,16 @@ def from_clients(
         torch.cat([x for x, _ in pairs]),
         torch.cat([y for _, y in pairs]),
         torch.cat([_inputs(x, double=standardise) for x, _ in tests]) if tests else None,
-        torch.cat([_targets(_tensor(y), kind) for _, y in tests]) if tests else None,
+        torch.cat([_targets(tensor_of(y, "test"), kind) for _, y in tests]) if tests else None,
         kind=kind,
         classes=classes,
         name=name,
         standardise=standardise,
         prepare=prepare,
         times=times,
+        class_names=class_names,
     )
-    joined = replace(joined, owner=_owners([len(x) for x, _ in pairs]))
+    joined = replace(joined, owner=_owners([len(x) for x, _ in pairs]), owner_names=names)
     if isinstance(test, list):
         joined = replace(joined, test_owner=_owners([len(x) for x, _ in tests]))
     return joined.split(natural(), len(pairs))
@@ -158,16 +172,9 @@ def _owners(sizes: Sequence[int]) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
 
-def _tensor(values: Any) -> Tensor:
-    if isinstance(values, Tensor):
-        return values.detach().cpu()
-    array = np.ascontiguousarray(values)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
 def _inputs(values: Any, *, double: bool) -> Tensor:
     """uint8 stays, other whole numbers become int64, everything else float32, or float64 for a table [n, F]."""
-    x = _tensor(values)
+    x = tensor_of(values)
     if x.is_floating_point() or x.dtype == torch.bool:
         return x.to(torch.float64 if double and x.ndim == 2 else torch.float32).contiguous()
     return x.contiguous() if x.dtype == torch.uint8 else x.long()
@@ -179,6 +186,11 @@ MOST_CLASSES = 20  # floating targets with more values than this are taken for a
 def kind_of(targets: Sequence[Tensor]) -> str:
     """The kind that targets have by their type; floating ones that look like class numbers could be either."""
     first = targets[0]
+    if first.ndim > 2:
+        raise ValueError(
+            f"y has shape {list(first.shape)}, a target for each place of an input: targets here are one class [n], "
+            "yes or no [n, C], or numbers [n, D] per row; make a row of each place"
+        )
     if not any(y.is_floating_point() for y in targets):
         return "classes" if first.ndim == 1 else "labels"
     values = torch.cat([y.double().flatten() for y in targets]).unique()
@@ -188,7 +200,7 @@ def kind_of(targets: Sequence[Tensor]) -> str:
         raise ValueError(
             f"y holds the floating numbers 0 to {count - 1}, which may be classes or measurements: say kind='classes' "
             f"(or pass whole numbers), {'kind=' + repr('labels') + ' for yes or no, ' if count == 2 else ''}"
-            "or kind='real' for a regression"
+            "or kind='real' for a regression, to fb.data.from_clients or from_arrays"
         )
     return "real"
 

@@ -49,6 +49,25 @@ def try_network(setting: Setting, clients: Clients) -> None:
         for layer, mode in modes.items():
             layer.training = mode
     needed = data.classes * setting.likelihood.width
-    if not isinstance(output, Tensor) or tuple(output.shape) != (2, needed):
-        got = list(output.shape)[1:] if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(f"the network gives {got} for each input; {data.name} ({data.kind}) needs [{needed}]")
+    if not isinstance(output, Tensor):
+        raise InputError(
+            f"the network gives a {type(output).__name__}; {data.name} ({data.kind}) needs one tensor of [{needed}] "
+            "for each input: put it into a module whose forward gives that tensor alone"
+        )
+    if tuple(output.shape) != (2, needed):
+        raise InputError(
+            f"the network gives {list(output.shape)[1:]} for each input; {data.name} ({data.kind}) needs [{needed}]"
+            f"{_advice(tuple(output.shape[1:]), data)}"
+        )
+
+
+def _advice(got: tuple[int, ...], data: Dataset) -> str:
+    """What is likely meant where outputs have the wrong shape."""
+    if data.kind != "classes":
+        return ""
+    lowest = int(data.y.min())
+    if lowest > 0:
+        return f": its labels run from {lowest} to {int(data.y.max())}; number the classes from 0"
+    if got in ((), (1,)) and data.classes == 2:
+        return ": one for each class; a single logit is for yes or no, which data of kind='labels' are"
+    return ": one row of numbers for an input, not one for each of its places" if len(got) > 1 else ""

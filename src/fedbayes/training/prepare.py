@@ -69,7 +69,7 @@ def _stray(name: str, method: str, known: list[str]) -> InputError:
 @naming_strays
 def prepare(
     network: nn.Module | str,
-    clients: Clients | list[Any],
+    clients: Clients | Sequence[Any] | Mapping[str, Any],
     *,
     method: str | Method | None = None,
     rounds: int | None = None,

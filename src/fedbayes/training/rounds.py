@@ -248,7 +248,7 @@ def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progres
 @naming_strays
 def fit(
     network: nn.Module | str,
-    clients: Clients | list[Any],
+    clients: Clients | Sequence[Any] | Mapping[str, Any],
     *,
     method: str | Method | None = None,
     rounds: int | None = None,

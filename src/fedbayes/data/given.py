@@ -1,0 +1,96 @@
+"""What a user hands over as a site, as arrays: pairs, torch data sets, rows with named columns, words as labels."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TARGETS = ("label", "labels", "target", "targets", "y")  # the column of targets where rows are mappings
+
+
+def pair_of(site: Any, where: str, columns: tuple[str, str] | None = None) -> tuple[Any, Any]:
+    """A site's inputs and targets: from a pair (x, y), or from a data set of such pairs, read once.
+
+    Rows that are mappings, such as those of Hugging Face's `datasets`, are read by the names of two columns.
+    """
+    if isinstance(site, tuple | list) and len(site) == 2:
+        return site[0], site[1]
+    if hasattr(site, "dataset") and hasattr(site, "batch_size"):
+        raise ValueError(f"{where} is a loader of batches: give its data set, loader.dataset; batches are the method's")
+    plain = isinstance(site, Tensor | np.ndarray | str | bytes | Mapping | tuple | list)
+    if plain or not (hasattr(site, "__len__") and hasattr(site, "__getitem__")):
+        raise ValueError(f"{where} is a {type(site).__name__}: give (x, y), or a torch data set with a length")
+    return stacked(site, where, columns)
+
+
+def stacked(items: Any, where: str, columns: tuple[str, str] | None = None) -> tuple[Any, Any]:
+    """The rows of a data set as two arrays; targets may be words."""
+    rows = [items[i] for i in range(len(items))]
+    if not rows:
+        raise ValueError(f"{where} is empty: give it at least one (x, y)")
+    if isinstance(rows[0], Mapping):
+        names = columns or _columns(list(rows[0]), where)
+        rows = [(row[names[0]], row[names[1]]) for row in rows]
+    try:
+        x = torch.stack([torch.as_tensor(np.asarray(row[0])) for row in rows])
+        targets = [row[1] for row in rows]
+        if isinstance(targets[0], str):
+            return x, np.array(targets)
+        return x, torch.stack([torch.as_tensor(np.asarray(y)) for y in targets])
+    except (TypeError, RuntimeError, IndexError) as error:
+        raise ValueError(f"{where}: items must be (x, y) of one shape ({error}): give the set a transform") from error
+
+
+def _columns(names: list[str], where: str) -> tuple[str, str]:
+    """Which column is x and which is y, where that is plain."""
+    targets = [name for name in names if name in TARGETS]
+    if len(names) == 2 and len(targets) == 1:
+        return next(name for name in names if name != targets[0]), targets[0]
+    raise ValueError(
+        f"{where} has rows with {', '.join(names)}: say which are x and y, columns=('{names[0]}', 'label')"
+    )
+
+
+def tensor_of(values: Any, where: str = "x") -> Tensor:
+    """Numbers as a tensor of their own type."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    if isinstance(values, Mapping):
+        raise ValueError(
+            f"{where} is a mapping ({', '.join(map(str, values))}): a network here takes one tensor; "
+            "put the arrays side by side into one, and take it apart in forward"
+        )
+    try:
+        array = np.ascontiguousarray(values)
+    except ValueError as error:
+        raise ValueError(f"{where} has rows of several shapes ({error}): pad them to one") from error
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"{where} holds {array.dtype.name} values, not numbers: for tables with texts use from_tables")
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def numbered(targets: Sequence[Any], class_names: Sequence[str] = ()) -> tuple[list[Any], tuple[str, ...]]:
+    """Targets of all sites with words as class numbers, and the words in their order: as given, or sorted."""
+    arrays = [_words(y) for y in targets]
+    if not any(array is not None for array in arrays):
+        return list(targets), tuple(class_names)
+    if not all(array is not None for array in arrays):
+        raise ValueError("y holds words at some sites and numbers at others: give all the same")
+    words = [array.tolist() for array in arrays if array is not None]
+    names = list(class_names) or sorted({word for own in words for word in own})
+    number = {name: c for c, name in enumerate(names)}
+    strange = next((word for own in words for word in own if word not in number), None)
+    if strange is not None:
+        raise ValueError(f"y holds {strange!r}, which is none of the class_names ({', '.join(names[:8])})")
+    return [np.array([number[word] for word in own], np.int64) for own in words], tuple(names)
+
+
+def _words(y: Any) -> np.ndarray | None:
+    """Targets that are words, one per row; None where they are something else."""
+    if isinstance(y, Tensor) or y is None:
+        return None
+    array = np.asarray(y)
+    wordy = array.dtype.kind == "U" or (array.dtype == object and all(isinstance(v, str) for v in array.flat))
+    return array.astype(str) if wordy and array.ndim == 1 and array.size else None
