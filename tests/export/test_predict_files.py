@@ -7,6 +7,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.errors import InputError
+from fedbayes.evaluate.unseen import quantile
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.export.predictions import predict_file
 from fedbayes.runs.folder import run
@@ -62,15 +63,35 @@ def test_a_csv_file_holds_what_the_arrays_hold(digits, tmp_path):
     assert [r["ood"] == "1" for r in rows] == flags.outside.tolist()
 
 
-@pytest.mark.parametrize("measure", ["entropy", "epistemic"])
+@pytest.mark.parametrize("measure", ["entropy", "epistemic", "distance"])
 def test_the_threshold_keeps_95_percent_of_the_test_set(digits, tmp_path, measure):
     x = fb.data.load("digits").test_x.numpy()
     _, flags = predict_file(digits, written(tmp_path, x, "npy"), tmp_path / "out.npz", ood=measure)
     kept = 1 - flags.outside.mean()
-    assert 0.95 <= kept < 0.95 + 1 / len(x) + 1e-9
+    assert 0.95 <= kept < 0.95 + 2 / len(x)
     with np.load(tmp_path / "out.npz") as file:
         np.testing.assert_array_equal(file["ood"], flags.outside)
-        assert float(file["ood_threshold"]) == flags.threshold
+        assert file["ood_measure"].tolist() == [measure]
+        assert file["ood_threshold"].tolist() == [*flags.thresholds.values()]
+
+
+def test_inputs_sixteen_times_too_large_and_empty_ones_are_flagged(digits, tmp_path):
+    x = fb.data.load("digits").test_x.numpy()
+    for strange in (16 * x, 0 * x):  # a network is certain of the first, and the second lie near the middle
+        _, flags = predict_file(digits, written(tmp_path, strange, "npy"), ood="usual")
+        assert list(flags.thresholds) == ["distance", "entropy"]
+        assert flags.outside.mean() > 0.95
+    _, flags = predict_file(digits, written(tmp_path, x, "npy"), ood="usual")
+    assert flags.outside.mean() <= 0.05
+    assert "false alarms: 5% of rows" in str(flags)
+
+
+def test_the_rate_of_false_alarms_holds_for_rows_that_set_no_threshold():
+    drawn = np.random.default_rng(0).normal(size=(2000, 40))
+    beyond = [row[39] > quantile(row[:39], 0.05) for row in drawn]
+    assert np.mean(beyond) == pytest.approx(0.05, abs=4 * (0.05 * 0.95 / 2000) ** 0.5)
+    with pytest.raises(InputError, match=r"18 test rows are too few for a rate of 0\.05; at least 19"):
+        quantile(drawn[0, :18], 0.05)
 
 
 def test_tables_are_given_in_their_own_units(table, tmp_path):
@@ -106,8 +127,8 @@ def test_other_mistakes_are_named(digits, table, tmp_path):
     path = written(tmp_path, x, "npy")
     with pytest.raises(InputError, match=r"must end in \.npz or \.csv"):
         predict_file(digits, path, tmp_path / "out.txt")
-    with pytest.raises(InputError, match="there are entropy, epistemic"):
-        predict_file(digits, path, ood="distance")
+    with pytest.raises(InputError, match="there are distance, entropy, epistemic, usual"):
+        predict_file(digits, path, ood="mahalanobis")
     with pytest.raises(InputError, match="flagged by epistemic"):
         predict_file(table, written(tmp_path, np.zeros((2, 10)), "npy"), ood="entropy")
     np.savez(tmp_path / "two.npz", a=x, b=x)
@@ -118,5 +139,5 @@ def test_other_mistakes_are_named(digits, table, tmp_path):
 def test_a_point_estimate_has_no_epistemic_part_to_flag_by(tmp_path):
     run(Experiment(method="fedavg", network="linear", clients=4, rounds=1, options={"epochs": 1}), tmp_path / "run")
     path = written(tmp_path, fb.data.load("digits").test_x[:3].numpy(), "npy")
-    with pytest.raises(InputError, match="point estimate: use entropy"):
+    with pytest.raises(InputError, match="point estimate: use distance"):
         predict_file(tmp_path / "run", path, ood="epistemic")

@@ -40,9 +40,11 @@ def predict(
     draws: Annotated[int | None, typer.Option(help="Draws of the weights; the method's own number by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
     ood: Annotated[
-        bool, typer.Option("--ood", help="Flag rows beyond a threshold that keeps 95 % of test data.")
+        bool, typer.Option("--ood", help="Flag rows unlike all that was seen; 5 % of familiar rows are flagged too.")
     ] = False,
-    by: Annotated[str, typer.Option(help="What --ood goes by: entropy or epistemic.")] = "entropy",
+    by: Annotated[
+        str, typer.Option(help="What --ood goes by: usual (distance and doubt), distance, entropy, epistemic.")
+    ] = "usual",
     trust: Trust = None,
 ) -> None:
     """Probabilities with their aleatoric and epistemic parts for new data."""
@@ -51,9 +53,7 @@ def predict(
     arrays, flags = predict_file(folder, input, output, draws=draws, device=device, ood=by if ood else None)
     out.print(prediction_table(arrays))
     if flags:
-        print(
-            f"never seen: {flags.outside.sum()} of {len(flags.outside)} rows, {flags.measure} > {flags.threshold:.6g}"
-        )
+        print(flags)
     if output:
         print(output)
 
@@ -89,7 +89,7 @@ def evaluate(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
     trust: Trust = None,
 ) -> None:
-    """All scores of a run (of each method in a comparison) with their Monte Carlo error, and OOD detection."""
+    """All scores of a run (of each method in a comparison) with their errors, and OOD detection."""
     from fedbayes.cli.score_tables import ood_table, score_table
     from fedbayes.evaluate.scoring import evaluate as score
 

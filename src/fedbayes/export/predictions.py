@@ -7,7 +7,6 @@ import io
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,23 +17,14 @@ from torch import Tensor
 from fedbayes.data import Coding, Dataset
 from fedbayes.data.frames import SiteTable, table_of
 from fedbayes.data.site_tables import coded
-from fedbayes.errors import InputError, unknown
+from fedbayes.errors import InputError
+from fedbayes.evaluate.unseen import Flags, flagged
 from fedbayes.files import array_in, arrays_in, is_archive, memory, reading, size_of, write_atomically
 from fedbayes.runs.evaluation import prediction_arrays, save
 from fedbayes.runs.folder import load
 from fedbayes.runs.records import Arrays
-from fedbayes.training.run import Run
 
 SHOWN = 20
-MEASURES = ("entropy", "epistemic")
-
-
-class Flags(NamedTuple):
-    """Flags of unfamiliar rows [N]: the measure, and the threshold below which 95 % of the test set lie."""
-
-    measure: str
-    threshold: float
-    outside: np.ndarray
 
 
 def predict_file(
@@ -48,19 +38,22 @@ def predict_file(
 ) -> tuple[Arrays, Flags | None]:
     """Predict the inputs of a file with a run's posterior; `output` (.npz or .csv) takes all arrays.
 
-    `ood` names the measure by which rows are flagged: entropy, or epistemic.
+    `ood` names what rows are flagged by: usual (distance and doubt), distance, entropy or epistemic.
     """
     if output is not None and output.suffix not in (".npz", ".csv"):
         raise InputError(f"output {output} must end in .npz or .csv")
     run = load(folder, device=device)
     data = run.task.clients.data
-    arrays = prediction_arrays(run.predict(read_inputs(source, data), draws=draws))
+    x = read_inputs(source, data)
+    p = run.predict(x, draws=draws)
+    arrays = prediction_arrays(p)
     if data.class_names:
         arrays["class_names"] = np.array(data.class_names, dtype=str)
-    flags = flagged(run, arrays, ood, draws=draws) if ood else None
+    flags = flagged(run, run.stored(x), p, ood, draws=draws) if ood else None
     if flags:
         arrays["ood"] = flags.outside
-        arrays["ood_threshold"] = np.array(flags.threshold)
+        arrays["ood_measure"] = np.array(list(flags.thresholds))
+        arrays["ood_threshold"] = np.array(list(flags.thresholds.values()))
     if output is not None and output.suffix == ".csv":
         write_atomically(output, as_csv(arrays))
     elif output is not None:
@@ -148,23 +141,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def flagged(run: Run, arrays: Arrays, measure: str, *, draws: int | None = None) -> Flags:
-    """Which rows lie above the threshold that keeps 95 % of the run's own test rows."""
-    if measure not in MEASURES:
-        raise unknown("measure of --ood", measure, MEASURES)
-    data = run.task.clients.data
-    if measure == "entropy" and data.kind in ("real", "survival"):
-        raise InputError(f"--ood by entropy needs classes; {data.kind} targets are flagged by epistemic")
-    if not len(data.test_x):
-        raise InputError(f"--ood needs test rows to set its threshold by, and {data.name} has none")
-    usual = _measure(prediction_arrays(run.predict(data.test_x, draws=draws)), measure)
-    if measure == "epistemic" and not usual.any():
-        raise InputError("--ood by epistemic needs a posterior; this run is a point estimate: use entropy")
-    # The least threshold at or below which 95 % of the test rows lie.
-    threshold = float(np.sort(usual)[-(-len(usual) * 95 // 100) - 1])
-    return Flags(measure, threshold, _measure(arrays, measure) > threshold)
 
 
 def _measure(arrays: Arrays, name: str) -> np.ndarray:

@@ -90,9 +90,9 @@ class Run:
         if not self.task.program.prediction.whole:
             raise InputError("this method has no global model, only personal ones: use run.personal(client).predict(x)")
         with tensor_cores("float32"):
-            return predict_with(self.task, self.parts, self._stored(x), draws=draws)
+            return predict_with(self.task, self.parts, self.stored(x), draws=draws)
 
-    def _stored(self, x: Any) -> Tensor:
+    def stored(self, x: Any) -> Tensor:
         """Inputs in the dtype of the training inputs, checked; tables are coded as the training rows were."""
         data = self.task.clients.data
         if data.coding is not None and (hasattr(x, "__dataframe__") or isinstance(x, str | Path | Mapping)):
@@ -198,7 +198,7 @@ class Personal:
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """Predictions with their uncertainty parts, as `Run.predict`."""
         with tensor_cores("float32"):
-            return predict_with(self.run.task, self.parts, self.run._stored(x), draws=draws)
+            return predict_with(self.run.task, self.parts, self.run.stored(x), draws=draws)
 
     @property
     def as_run(self) -> Run:
