@@ -69,6 +69,16 @@ def test_values_are_those_of_the_run_and_errors_those_of_its_draws(folder, made)
     assert errors["nll"] < 0.2
 
 
+def test_errors_of_the_test_rows_are_those_of_a_mean(folder, made):
+    for method, scores in made.items():
+        row, n = scores["scores"]["accuracy"], scores["rows"]
+        binomial = (row["value"] * (1 - row["value"]) / n) ** 0.5
+        assert row["sampling"] == pytest.approx(binomial, rel=0.4)  # 50 resamples: 10 % is one standard error
+        p = fb.load(folder / method).predict(fb.data.load("digits").test_x)
+        losses = -p.probs[range(n), fb.data.load("digits").test_y].clamp_min(1e-12).log()
+        assert scores["scores"]["nll"]["sampling"] == pytest.approx(float(losses.std()) / n**0.5, rel=0.4)
+
+
 def test_every_printed_roc_and_calibration_error_obeys_its_inequality(made):
     seen = 0
     for what, row in figures(made):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,9 +35,10 @@ Scores = Mapping[str, Any]
 
 
 def score_table(runs: Mapping[str, Scores]) -> Table:
-    """Every score of the test set with its Monte Carlo error, then what calibration makes of it."""
+    """Every score of the test set with its error (rows and draws together), then what calibration makes of it."""
     columns = [dict(_rows(scores)) for scores in runs.values()]
-    table = Table("score", *runs, box=box.SIMPLE_HEAD, pad_edge=False)
+    caption = "± one standard error, of test rows and draws together; scores.json has both"
+    table = Table("score", *runs, box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     for title in dict.fromkeys(title for column in columns for title in column):
@@ -92,4 +94,5 @@ def _rows(scores: Scores) -> Iterator[tuple[str, str]]:
 def _cell(figure: Mapping[str, float | None]) -> str:
     if figure["value"] is None:
         return "–"
-    return f"{figure['value']:.4f}" + (f" ± {figure['error']:.4f}" if figure["error"] else "")
+    error = math.hypot(figure["error"] or 0, figure.get("sampling") or 0)
+    return f"{figure['value']:.4f}" + (f" ± {error:.4f}" if error else "")

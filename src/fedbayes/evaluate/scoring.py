@@ -1,7 +1,8 @@
-"""All scores of finished runs with their Monte Carlo error, into files: `scores.json`, and `ood.npz` where asked.
+"""All scores of finished runs with their errors, into files: `scores.json`, and `ood.npz` where asked.
 
-The Monte Carlo error is the standard deviation of a score over repeated predictions, each with draws of its own; the
-value is the first one's, which is what `run.predict` gives. A point or an ensemble has none.
+`error` is the Monte Carlo error: the standard deviation of a score over repeated predictions, each with draws of its
+own; the value is the first one's, which is what `run.predict` gives. A point or an ensemble has none. `sampling` is the
+error of having so few test rows: the standard deviation over resamples of the rows (Efron, 1979).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from fedbayes.training.run import Run
 FILE = "scores.json"
 LONGEST = 1 << 28  # bytes of it
 OOD_FILE = "ood.npz"
+RESAMPLES = 50  # of the test rows
 ABOUT = ("data", "rows", "rounds", "draws", "repeats")
 
 Scores = dict[str, Any]
@@ -73,21 +75,23 @@ def evaluate(
 
 
 def score_run(run: Run, *, draws: int | None = None, repeats: int = REPEATS) -> Scores:
-    """Scores of the whole test set, each with its Monte Carlo error, and what calibration makes of them."""
+    """Scores of the whole test set, each with its errors, and what calibration makes of them."""
     data = run.task.clients.data
     if not len(data.test_x):
         raise InputError(f"{data.name} has no test rows to score")
     y = targets(data, data.test_y)
     count = run.task.program.prediction.draws if draws is None else draws
     seeds = draw_seeds(run, repeats)
-    each = [_scores(_predicted(run, data.test_x, count, seed), y) for seed in seeds]
+    first = _predicted(run, data.test_x, count, seeds[0])
+    each = [_scores(first, y), *(_scores(_predicted(run, data.test_x, count, seed), y) for seed in seeds[1:])]
+    sampling = sampling_errors(first, y, run.task.seed)
     scores: Scores = {
         "data": data.name,
         "rows": len(y),
         "rounds": run.progress.state.round,
         "draws": count if len(seeds) > 1 else 1,
         "repeats": len(seeds),
-        "scores": {name: figure([one[name] for one in each]) for name in each[0]},
+        "scores": {name: {**figure([s[name] for s in each]), "sampling": sampling[name]} for name in each[0]},
     }
     if data.kind in ("classes", "real"):
         held = calibrate.held_out(run, draws=draws)
@@ -97,6 +101,15 @@ def score_run(run: Run, *, draws: int | None = None, repeats: int = REPEATS) -> 
         scores["conformal"] = conformal_scores(run, held)
     check_laws(scores)
     return scores
+
+
+def sampling_errors(p: Predictive, y: Tensor, seed: int, resamples: int = RESAMPLES) -> dict[str, float | None]:
+    """The standard deviation of each score over resamples of the rows; None where one has no value in some of them."""
+    random = np.random.default_rng(seed)
+    drawn = [torch.from_numpy(random.integers(0, len(y), len(y))) for _ in range(resamples)]
+    each = [_scores(p.at(rows), y[rows]) for rows in drawn]
+    values = {name: [s.get(name) for s in each] for name in _scores(p, y)}
+    return {name: None if None in v else float(np.std(np.array(v, float), ddof=1)) for name, v in values.items()}
 
 
 def temperature_scores(run: Run, held: calibrate.Held) -> dict[str, float]:

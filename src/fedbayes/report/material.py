@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ class Shown(NamedTuple):
     dash: str
     files: RunFiles
     ood: Arrays
-    errors: dict[str, float]  # Monte Carlo error of each score, where `fedbayes evaluate` has measured it
+    errors: dict[str, float]  # of each score (rows and draws), where `fedbayes evaluate` has measured it
 
     @property
     def predictions(self) -> Arrays:
@@ -214,7 +215,8 @@ def _errors(path: Path, missing: list[str]) -> dict[str, float]:
         return {}
     try:
         rows = json.loads(text_of(path, LONGEST))["scores"]
-        return {name: float(row["error"]) for name, row in rows.items() if row.get("error")}
+        errors = {n: math.hypot(float(r.get("error") or 0), float(r.get("sampling") or 0)) for n, r in rows.items()}
+        return {name: error for name, error in errors.items() if error}
     except FAULTS as error:
         missing.append(f"{path} can't be read ({one_line(error)}); `fedbayes evaluate` writes it anew.")
         return {}
