@@ -18,9 +18,12 @@ from typer.testing import CliRunner
 import fedbayes as fb
 from fedbayes.cli import app, main
 from fedbayes.cli.terminal import closing_table
+from fedbayes.cli.train import _after_a_stop
 from fedbayes.cli.watching import heeded_ctrl_c
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
+from fedbayes.report import write
+from fedbayes.runs.folder import Watch, run
 from fedbayes.runs.records import RunFiles
 
 SMALL = """
@@ -188,7 +191,7 @@ def test_ctrl_c_says_how_to_go_on(home):
 
 def test_numbers_of_the_closing_table_stay_whole_in_a_narrow_terminal(tmp_path):
     name = "a name that is far too long for such a table"
-    scores = {"accuracy": 0.6310, "nll": 1.0714, "brier": 0.5184, "ece": 0.1576, "mce": 0.3699}
+    scores = {"accuracy": 0.6310, "nll": 1.0714, "ece": 0.1576}
     made = RunFiles(name, tmp_path, Experiment(), [{"round": 1, "seconds": 2.5, "test": scores}], {})
     console = Console(width=80, file=io.StringIO())
     console.print(closing_table([made]))
@@ -196,3 +199,42 @@ def test_numbers_of_the_closing_table_stay_whole_in_a_narrow_terminal(tmp_path):
     assert "…" not in text
     assert all(f"{value:.4f}" in text for value in scores.values())
     assert "2.5" in text
+
+
+def test_help_keeps_the_names_of_extras_and_methods_point_to_their_options():
+    assert "fedbayes[tensorboard]" in CliRunner().invoke(app, ["run", "--help"]).output
+    assert "fedbayes[onnx]" in CliRunner().invoke(app, ["export", "--help"]).output
+    assert "fedbayes options NAME" in CliRunner().invoke(app, ["methods"]).output
+
+
+def test_advice_after_an_interruption_can_be_followed(tmp_path):
+    assert _after_a_stop(tmp_path) == "stopped before the first round; nothing was written"
+    (tmp_path / "config.toml").touch()
+    assert f"`fedbayes resume {tmp_path}`" in _after_a_stop(tmp_path)
+    (tmp_path / "sweep.toml").touch()
+    assert "the same command again" in _after_a_stop(tmp_path)
+
+
+def test_an_interrupted_comparison_is_resumed_as_a_whole(tmp_path):
+    experiment = Experiment(network="linear", methods=("fedavg", "feduab"), method="feduab", clients=4, rounds=1)
+
+    def stop(method, task, records):
+        if method == "feduab":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, tmp_path / "two", Watch(begun=stop))
+    with pytest.raises(InputError, match=f"run `fedbayes resume {tmp_path / 'two'}` to train it"):
+        fb.load(tmp_path / "two")
+    assert f"fedbayes resume {tmp_path / 'two'}<" in write([tmp_path / "two"], tmp_path / "page.html").read_text()
+    assert len(fb.load(tmp_path / "two" / "fedavg").journal) == 1
+
+
+def test_names_of_a_sweeps_members_stay_whole_in_80_columns(tmp_path):
+    scores = {name: np.array(0.1234) for name in ("accuracy", "nll", "brier", "ece", "mce")}
+    evaluation = {"score_names": np.array(list(scores)), "scores": np.array(list(scores.values()))}
+    names = [f"seed={seed},lr=0.05" for seed in (0, 10)]
+    runs = [RunFiles(name, tmp_path, Experiment(), [], evaluation) for name in names]
+    text = io.StringIO()
+    Console(file=text, width=80).print(closing_table(runs))
+    assert all(name in text.getvalue() for name in names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,7 @@ def methods() -> None:
     from fedbayes.methods import METHODS
 
     _docs(METHODS)
+    print("`fedbayes options NAME` lists what can be set of one of them, with defaults.", file=sys.stderr)
 
 
 @app.command()

@@ -35,7 +35,7 @@ Settings = Annotated[
     typer.Option("--set", help="key=value over the experiment: rounds=50, options.fedavg.lr=0.1, or an option's name."),
 ]
 Events = Annotated[
-    bool, typer.Option("--tensorboard", help="Also write TensorBoard events; needs fedbayes[tensorboard].")
+    bool, typer.Option("--tensorboard", help="Also write TensorBoard events; needs fedbayes\\[tensorboard].")
 ]
 
 

@@ -21,7 +21,8 @@ from fedbayes.training import influence
 LIVE = ("accuracy", "concordance", "rmse", "nll", "ece")
 SHOWN = 3  # clients that a line names
 SITES = 20  # of a table
-WIDE = ("brier", "mce")  # scores that 80 columns do not hold beside AUROC and errors; the report has them
+WIDE = ("brier", "mce")  # scores that 80 columns do not hold beside AUROC or long names; the report has them
+LONG = 10  # of a run's name, as members of a sweep have them, beside which fewer scores find room
 SHADES = " .:-=+*#%@"
 
 
@@ -93,7 +94,7 @@ class Bar:
         for note in record.get("notes", ()):
             self.console.print(f"{self.method}: {escape(note)}", style="dim")
         if "stopped" in record:
-            self.console.print(f"{self.method} stopped early at round {number}: {record['stopped']}")
+            self.console.print(f"{self.method} stopped early at round {number}: {escape(record['stopped'])}")
 
     def ended(self, method: str, was_finished: bool) -> None:
         if was_finished:
@@ -110,11 +111,12 @@ def closing_table(runs: Iterable[RunFiles]) -> Table:
     """One row per run with all its scores; the best of each column is bold."""
     runs = list(runs)
     names = [name for name in TITLES if any(name in run.scores for run in runs)]
-    if "auroc" in names:
+    longest = max(len(run.name) for run in runs)
+    if "auroc" in names or longest > LONG:
         names = [name for name in names if name not in WIDE]
     table = Table(box=box.SIMPLE_HEAD)
     # Where a terminal is narrow, long names are folded and numbers stay whole.
-    table.add_column("method", overflow="fold", min_width=min(8, max(len(run.name) for run in runs)))
+    table.add_column("method", overflow="fold", min_width=min(8, longest))
     for name in names:
         table.add_column(TITLES[name], justify="right", min_width=max(6, *map(len, TITLES[name].split())))
     for word in ("rounds", "seconds"):

@@ -131,7 +131,7 @@ def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
         with watching() as watch:
             work(_with_events(watch, folder) if tensorboard else watch)
     except KeyboardInterrupt:
-        out.print(f"\nstopped; nothing is lost: `fedbayes resume {folder}` goes on from the last checkpoint")
+        out.print(f"\n{_after_a_stop(folder)}")
         raise SystemExit(130) from None
     shown = arrays_in(folder / "samples.npz")
     for block in samples_text(shown) if shown else []:
@@ -143,6 +143,15 @@ def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
     with share(FILES):
         page = write([folder], folder / "report.html")
     out.print(f"report: {page}")
+
+
+def _after_a_stop(folder: Path) -> str:
+    """How to go on after Ctrl-C, by what the folder holds."""
+    if (folder / "sweep.toml").is_file():
+        return "stopped; nothing is lost: the same command again goes on from the last checkpoints"
+    if (folder / "config.toml").is_file() or (folder / "active.toml").is_file():
+        return f"stopped; nothing is lost: `fedbayes resume {folder}` goes on from the last checkpoint"
+    return "stopped before the first round; nothing was written"
 
 
 def _show(shares: Shares, folder: Path) -> None:

@@ -66,7 +66,7 @@ def export(
     draws: Annotated[
         int | None, typer.Option(help="Members of the ensemble; the method's own number by default.")
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Also as ONNX; needs fedbayes[onnx].")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also as ONNX; needs fedbayes\\[onnx].")] = False,
     trust: Trust = None,
 ) -> None:
     """The trained network as files that need no fedbayes: a torch.export program, safetensors and a PyTorch file."""

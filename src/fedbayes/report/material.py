@@ -222,6 +222,11 @@ def _errors(path: Path, missing: list[str]) -> dict[str, float]:
         return {}
 
 
+def _whole(folder: Path) -> Path:
+    """The folder of the comparison that a run is of, where it is of one."""
+    return folder.parent if (folder.parent / CONFIG).is_file() else folder
+
+
 def _lacking(run: Shown) -> list[str]:
     """What a run's folder does not hold, and how to get it."""
     files, arrays = run.files, run.files.evaluation
@@ -232,7 +237,7 @@ def _lacking(run: Shown) -> list[str]:
         done, of = len(files.records), files.experiment.rounds
         notes.append(
             f"{run.name} is not finished: round {done} of {of}. Its predictions are missing: "
-            f"`fedbayes resume {files.folder}` completes them."
+            f"`fedbayes resume {_whole(files.folder)}` completes them."
         )
         return notes
     if run.survival:

@@ -113,14 +113,14 @@ def load(
 
     `network` and `clients` stand in for user code that can't be imported here.
     """
-    folder = Path(folder)
+    folder = whole = Path(folder)
     experiment = experiment_in(folder).settled
     if experiment.methods:
         folder, experiment = folder / folder_name(experiment.method), experiment.only(experiment.method)
     here = experiment if device is None else replace(experiment, device=device)
     paths = checkpoint.paths(folder)
     if not paths:
-        raise InputError(f"{folder} has no checkpoint yet; run `fedbayes resume {folder}` to train it")
+        raise InputError(f"{folder} has no checkpoint yet; run `fedbayes resume {whole}` to train it")
     if clients is None:
         clients = coding.clients_by(here, folder)
     task = build(here, network=network, clients=clients)
@@ -129,7 +129,7 @@ def load(
     if not task.done(progress):
         warnings.warn(
             f"{folder} is not finished: this is round {progress.state.round} of {task.rounds}; "
-            f"`fedbayes resume {folder}` goes on",
+            f"`fedbayes resume {whole}` goes on",
             UserWarning,
             stacklevel=2,
         )
