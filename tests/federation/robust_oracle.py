@@ -19,14 +19,14 @@ VERSION = "0.0.11"
 CASES = [(5, 4, 1), (8, 6, 2), (11, 5, 3), (20, 3, 4), (7, 4, 0)]
 
 
-def aggregators():
-    """byzfl.aggregators.aggregators without the rest of the package."""
+def module(name: str):
+    """A file of byzfl.aggregators without the rest of the package."""
     where = next(Path(p) / "byzfl" for p in sys.path if (Path(p) / "byzfl").is_dir())
-    for name in ("byzfl", "byzfl.aggregators"):
-        package = types.ModuleType(name)
-        package.__path__ = [str(where.joinpath(*name.split(".")[1:]))]
-        sys.modules[name] = package
-    return importlib.import_module("byzfl.aggregators.aggregators")
+    for above in ("byzfl", "byzfl.aggregators"):
+        package = types.ModuleType(above)
+        package.__path__ = [str(where.joinpath(*above.split(".")[1:]))]
+        sys.modules[above] = package
+    return importlib.import_module(f"byzfl.aggregators.{name}")
 
 
 def case(clients: int, weights: int, attackers: int) -> dict:
@@ -55,10 +55,17 @@ def figures(byzfl, means: np.ndarray, scales: np.ndarray, f: int) -> dict:
 
 
 def main() -> None:
-    byzfl, rows = aggregators(), []
+    byzfl, mixing, rows = module("aggregators"), module("preaggregators").NNM, []
     for sizes in CASES:
         row = case(*sizes)
-        row |= figures(byzfl, row["means"], row["scales"], row["attackers"])
+        means, scales, f = row["means"], row["scales"], row["attackers"]
+        row |= figures(byzfl, means, scales, f)
+        neighbours = mixing(f)(np.concatenate([means, scales], 1))
+        # Points have other neighbours than the vectors that stand for Gaussians.
+        of_points, of_both = figures(byzfl, mixing(f)(means), scales, f), np.split(neighbours, 2, 1)
+        mixed = figures(byzfl, *of_both, f)
+        row["mixed"] = {"means": of_both[0], "scales": of_both[1]}
+        row["mixed"] |= {name: [of_points[name][0], mixed[name][1]] for name in mixed}
         rows.append(row)
 
     def plain(value):

@@ -1,5 +1,6 @@
 """Robust rules against byzfl's aggregators on stacked vectors (robust_oracle.json), and against exact answers."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -43,12 +44,26 @@ def test_a_robust_rule_equals_byzfl(name: str, case: dict) -> None:
     np.testing.assert_allclose(q.scale.numpy(), scale, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("case", ORACLE["cases"], ids=lambda c: f"{len(c['means'])} clients, {c['attackers']} lie")
+def test_a_robust_rule_over_means_of_neighbours_equals_byzfl(name: str, case: dict) -> None:
+    means, scales = np.array(case["means"]), np.array(case["scales"])
+    share, mixed = case["attackers"] / len(means), case["mixed"]
+    points = pool(name, [Point(torch.tensor(m)) for m in means], outliers=share, mixing=True)
+    np.testing.assert_allclose(points.mean.numpy(), mixed[name][0], rtol=1e-6, atol=1e-6)
+    qs = [Gaussian(torch.tensor(m), torch.tensor(s)) for m, s in zip(means, scales)]
+    q = pool(name, qs, outliers=share, mixing=True)
+    mean, scale = gaussian_of(name, np.array(mixed[name][1]), np.array(mixed["means"]), np.array(mixed["scales"]))
+    np.testing.assert_allclose(q.mean.numpy(), mean, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(q.scale.numpy(), scale, rtol=1e-6, atol=1e-6)
+
+
 def test_one_sure_liar_among_a_hundred_owns_the_log_pool_and_no_robust_rule() -> None:
     honest, liar = Gaussian(torch.zeros(2), torch.full((2,), 0.1)), Gaussian(torch.ones(2), torch.full((2,), 1e-4))
     everybody = [honest] * 99 + [liar]
     assert float(pool("log_pool", everybody).mean[0]) > 0.999
-    for name in ROBUST:
-        q = pool(name, everybody)
+    for name, mixing in itertools.product(ROBUST, (False, True)):
+        q = pool(name, everybody, mixing=mixing)
         assert float(q.mean.abs().max()) < 1e-6
         torch.testing.assert_close(q.scale, honest.scale, rtol=1e-6, atol=0)
 
@@ -61,13 +76,14 @@ def test_the_geometric_median_of_a_triangle_is_its_fermat_point() -> None:
     torch.testing.assert_close(rays @ rays.T, 1.5 * torch.eye(3).double() - 0.5, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("mixing", [False, True])
 @pytest.mark.parametrize("name", ROBUST)
-def test_blocks_of_weights_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_weights_change_nothing(name: str, mixing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     random = torch.Generator().manual_seed(3)
     qs = [Gaussian(torch.randn(23, generator=random), torch.rand(23, generator=random) + 0.1) for _ in range(7)]
-    whole = pool(name, qs)
+    whole = pool(name, qs, mixing=mixing)
     monkeypatch.setattr(robust, "BLOCK", 7 * 5)
-    cut = pool(name, qs)
+    cut = pool(name, qs, mixing=mixing)
     torch.testing.assert_close(cut.mean, whole.mean)
     torch.testing.assert_close(cut.scale, whole.scale)
 

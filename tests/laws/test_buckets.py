@@ -133,6 +133,7 @@ def distance(a: Gaussian, b: Gaussian) -> float:
 
 def test_a_sweep_over_rules_and_buckets_equals_its_members() -> None:
     options = [{}, {"rule": "median"}, {"rule": "median", "buckets": 3}, {"rule": "trimmed_mean", "buckets": 4}]
+    options += [{"rule": "multi_krum", "mixing": True}, {"rule": "median", "buckets": 3, "mixing": True}]
 
     def task(some: dict[str, Any]) -> Any:
         made = fb.methods.fedavg(outliers=0.1, **some, **FAST)
@@ -165,6 +166,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"rule": "nwa", "buckets": 5},
         {},
         r"in front of a robust rule \(median, trimmed_mean, geometric_median, multi_krum\); set one",
+    ),
+    "mixing before a rule that adds": (
+        "fedvi",
+        {"rule": "nwa", "mixing": True},
+        {},
+        r"mixing: it stands in front of a robust rule \(median, trimmed_mean, geometric_median, multi_krum\); set one",
     ),
     "a method that looks at uploads": ("fedbe", {"buckets": 5}, {}, "looks at every client's upload"),
     "a stage that does": ("fedavg", {"buckets": 5}, {"stages": [looking()]}, "looks at every client's upload"),

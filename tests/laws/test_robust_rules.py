@@ -16,7 +16,7 @@ from fedbayes.data import from_clients
 from fedbayes.federation.program import Contribution, Outcome
 from fedbayes.federation.robust import count_of
 from fedbayes.federation.round import open_round, pooled
-from fedbayes.federation.rules import RULES
+from fedbayes.federation.rules import RULES, robust_rules
 from fedbayes.training.rounds import prepare
 
 ROBUST = [name for name, rule in RULES.items() if rule.robust]
@@ -39,13 +39,16 @@ def test_there_are_four() -> None:
     assert ROBUST == ["median", "trimmed_mean", "geometric_median", "multi_krum"]
 
 
+@pytest.mark.parametrize("mixing", [False, True])
 @pytest.mark.parametrize("name", ROBUST)
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1000), k=st.integers(1, 8), factor=st.floats(1e-3, 1e3), shift=st.floats(-100, 100))
-def test_other_units_and_another_origin_change_nothing_else(name: str, seed: int, k: int, factor: float, shift: float):
+def test_other_units_and_another_origin_change_nothing_else(
+    name, mixing, seed: int, k: int, factor: float, shift: float
+):
     qs = honest_clients(seed, k)
-    q = pool(name, qs)
-    moved = pool(name, [Gaussian(factor * q.mean + shift, factor * q.scale) for q in qs])
+    q = pool(name, qs, mixing=mixing)
+    moved = pool(name, [Gaussian(factor * q.mean + shift, factor * q.scale) for q in qs], mixing=mixing)
     torch.testing.assert_close(moved.mean, factor * q.mean + shift, rtol=1e-7, atol=1e-7 * factor)
     torch.testing.assert_close(moved.scale, factor * q.scale, rtol=1e-7, atol=0)
 
@@ -63,12 +66,13 @@ def test_scales_are_positive_and_all_is_finite_whatever_finite_values_come(name:
         [Gaussian(torch.tensor(m), torch.tensor(s)) for m, s in zip(means, scales)],
         [Point(torch.tensor(m)) for m in means],
     ):
-        q = RULES[name].combine(qs, torch.ones(k), qs[0])
-        assert q.mean.dtype == qs[0].mean.dtype
-        assert torch.isfinite(q.mean).all()
-        if isinstance(q, Gaussian):
-            assert torch.isfinite(q.scale).all()
-            assert (q.scale > 0).all()
+        for rule in (RULES[name], robust_rules(mixing=True)[name]):
+            q = rule.combine(qs, torch.ones(k), qs[0])
+            assert q.mean.dtype == qs[0].mean.dtype
+            assert torch.isfinite(q.mean).all()
+            if isinstance(q, Gaussian):
+                assert torch.isfinite(q.scale).all()
+                assert (q.scale > 0).all()
 
 
 FALSE = st.floats(-1e30, 1e30) | st.sampled_from([1e30, -1e30, 1e-30, 0.0, 1e4])
@@ -100,14 +104,15 @@ def test_a_minority_of_arbitrary_uploads_is_borne(name: str, dtype, data, seed: 
     assert float((answer - rows).norm(dim=1).max()) <= (1 + bound) * spread * (1 + 1e-5) + 1e-6
 
 
+@pytest.mark.parametrize("mixing", [False, True])
 @pytest.mark.parametrize("name", ROBUST)
-def test_far_liars_leave_no_trace_in_who_is_kept(name: str) -> None:
+def test_far_liars_leave_no_trace_in_who_is_kept(name: str, mixing: bool) -> None:
     honest = honest_clients(5, 8)
     far = [Gaussian(torch.full((P,), 1e30).double(), torch.full((P,), 1e-30).double())] * 2
-    q, rows = both(pool(name, [*honest, *far])), torch.stack([both(h) for h in honest])
+    q, rows = both(pool(name, [*honest, *far], mixing=mixing)), torch.stack([both(h) for h in honest])
     assert (q >= rows.amin(0)).all()
     assert (q <= rows.amax(0)).all()
-    if name == "multi_krum":
+    if name == "multi_krum" or mixing:  # each honest client's nearest are the honest ones
         torch.testing.assert_close(q, rows.mean(0))
 
 

@@ -57,9 +57,9 @@ FIXED = {  # options that a method takes from another and refuses, or that are n
     ),
     "bayes_admm": ("rule", "weighting", "division", "server", "kl_weight"),
     "pfedbayes": tuple(options_of(Newton)),
-    "feddyn": ("weighting", "proximal", "outliers", "buckets", "gamma"),
-    "fedlap": ("weighting", "proximal", "outliers", "buckets"),
-    "scaffold": ("weighting", "outliers", "buckets", "lr_within"),
+    "feddyn": ("weighting", "proximal", "outliers", "buckets", "mixing", "gamma"),
+    "fedlap": ("weighting", "proximal", "outliers", "buckets", "mixing"),
+    "scaffold": ("weighting", "outliers", "buckets", "mixing", "lr_within"),
     "fedbe": ("server",),
 }
 RULES = {"fedavg": "fedag", "fedvi": "nwa", "feduab": "ws", "bpfed": "lp", "pfedbayes": "nwa", "fedivon": "nwa"}
@@ -129,8 +129,8 @@ def with_other_options(method: str) -> dict[str, Member]:
     refines = method.endswith("_pf")
     known = {n: f.metadata for n, f in options_of(METHODS[method]).items()}
     names = [n for n, m in known.items() if m["kind"] != "program" and (refines or not m["rare"])]
-    # Buckets need a robust rule: test_buckets.py has a sweep over them.
-    free = [n for n in names if n not in ("rule", "buckets") and n not in FIXED.get(method, ())]
+    # Buckets and mixing need a robust rule: test_buckets.py has a sweep over them.
+    free = [n for n in names if n not in ("rule", "buckets", "mixing") and n not in FIXED.get(method, ())]
     others = {n: OTHER[n] if n in OTHER else another(METHODS[method], n) for n in free}
     if "rule" in names and method in RULES:
         others["rule"] = RULES[method]

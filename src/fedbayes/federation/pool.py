@@ -28,12 +28,13 @@ def pool(
     reference: Posterior | None = None,
     *,
     outliers: float = OUTLIERS,
+    mixing: bool = False,
 ) -> Posterior:
     """Aggregate posteriors with a rule; their statistics are added one at a time.
 
     `weights` are relative, equal by default; a product of densities (`conflation`, `dwc`) and robust rules take none.
     `reference` is what the clients started from; only `dwc` depends on it. `outliers` is the share of posteriors that
-    may be false, for `trimmed_mean` and `multi_krum`.
+    may be false, for `trimmed_mean` and `multi_krum`; `mixing` takes means of neighbours before a robust rule.
 
     >>> q = pool("ws", [Gaussian(torch.zeros(1), torch.ones(1))] * 3, weights=[0.5, 0.3, 0.2])
     >>> round(float(q.scale**2), 4)
@@ -41,7 +42,7 @@ def pool(
     """
     if not is_number(outliers) or not 0 <= outliers < 0.5:
         raise ValueError(f"outliers must be {MINORITY}, not {shown(outliers)}")
-    rule = rule_named(rule, outliers)
+    rule = rule_named(rule, outliers, mixing)
     posteriors = list(posteriors)
     _check_pool(rule, posteriors, reference)
     if weights is None:

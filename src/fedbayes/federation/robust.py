@@ -99,6 +99,24 @@ def multi_krum(outliers: float = OUTLIERS) -> Combine:
     return combine
 
 
+def mixing(combine: Combine, outliers: float = OUTLIERS) -> Combine:
+    """A rule over means of neighbours: each (mean, scale) is that of its K - f nearest, itself among them.
+
+    Nearest-neighbour mixing (Allouah et al., 2023), for f `outliers` of K: clients whose rows differ are brought
+    together before the rule looks for those who lie. Whole numbers are left as they are. It holds the uploads twice.
+    """
+
+    def over_neighbours(posteriors: Sequence[Posterior], weights: Tensor, reference: Posterior) -> Posterior:
+        count = len(posteriors)
+        if not posteriors[0].mean.is_floating_point():
+            return combine(posteriors, weights, reference)
+        nearest = _squares(_products(posteriors)).argsort(dim=1, stable=True)[:, : count - count_of(outliers, count)]
+        shares = torch.zeros(count, count, dtype=torch.float64).scatter_(1, nearest, 1 / nearest.shape[1])
+        return combine(_mixtures(shares, posteriors), weights, reference)
+
+    return over_neighbours
+
+
 def _ordered(values: Tensor) -> Tensor:
     """Sorted over the last axis, that of the clients."""
     return values.sort(-1).values
@@ -184,6 +202,25 @@ def _mixture(shares: Tensor, posteriors: Sequence[Posterior], reference: Posteri
         return means @ shares, None if scales is None else scales @ shares
 
     return _by_weight(mixed, posteriors, reference)
+
+
+def _mixtures(shares: Tensor, posteriors: Sequence[Posterior]) -> list[Posterior]:
+    """One mean of (mean, scale) for each row of shares [K, K], in the posteriors' own type."""
+    first, shares = posteriors[0], shares.to(posteriors[0].mean.device)
+    kinds = 1 if isinstance(first, Point) else 2
+    room = torch.empty(kinds, len(shares), first.mean.numel(), dtype=first.mean.dtype, device=first.mean.device)
+    start = 0
+    for block in _blocks(posteriors):
+        end = start + len(block[0])
+        for kind, values in enumerate(block):
+            if values is not None:
+                room[kind, :, start:end] = (values @ shares.T).T.to(room)
+        start = end
+    means = [mean.reshape(first.mean.shape) for mean in room[0]]
+    if kinds == 1:
+        return [Point(mean, first.layout) for mean in means]
+    scales = room[1].clamp(min=LEAST).reshape(len(shares), *first.mean.shape)
+    return [Gaussian(mean, scale, first.layout) for mean, scale in zip(means, scales)]
 
 
 def _products(posteriors: Sequence[Posterior]) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedbayes.errors import unknown
+from fedbayes.errors import InputError, unknown
 from fedbayes.federation import robust
 from fedbayes.federation.robust import OUTLIERS
 from fedbayes.posterior.full import FullGaussian, triangle
@@ -302,27 +302,34 @@ RULES: dict[str, Rule] = {
 
 
 @lru_cache
-def robust_rules(outliers: float = OUTLIERS) -> dict[str, Rule]:
-    """Rules that a minority of clients can't move at will; `outliers` is the share that may lie."""
+def robust_rules(outliers: float = OUTLIERS, mixing: bool = False) -> dict[str, Rule]:
+    """Rules that a minority of clients can't move at will: `outliers`, the share that may lie; over means of neighbours
+    where `mixing`."""
     rows: dict[str, tuple[robust.Combine, str]] = {
         "median": (robust.median, "robust: median of each mean and log scale"),
         "trimmed_mean": (robust.trimmed_mean(outliers), "robust: trimmed mean of each natural parameter"),
         "geometric_median": (robust.geometric_median, "robust: nearest to all by the sum of Wasserstein distances"),
         "multi_krum": (robust.multi_krum(outliers), "robust: mean of those with the nearest neighbours"),
     }
-    return {name: combining(f, about, (Gaussian, Point), robust=True) for name, (f, about) in rows.items()}
+    return {
+        name: combining(robust.mixing(f, outliers) if mixing else f, about, (Gaussian, Point), robust=True)
+        for name, (f, about) in rows.items()
+    }
 
 
 RULES |= robust_rules()
 
 
-def rule_named(rule: str | Rule, outliers: float = OUTLIERS) -> Rule:
+def rule_named(rule: str | Rule, outliers: float = OUTLIERS, mixing: bool = False) -> Rule:
     """A rule by its name in the table, or itself; robust ones for a share of clients that may lie."""
-    if isinstance(rule, Rule):
-        return rule
-    if rule not in RULES:
+    if isinstance(rule, str) and rule not in RULES:
         raise unknown("rule", rule, RULES)
-    return robust_rules(outliers).get(rule, RULES[rule])
+    rules = robust_rules(outliers, mixing)
+    if isinstance(rule, str) and rule in rules:
+        return rules[rule]
+    if mixing:
+        raise InputError(f"mixing: it stands in front of a robust rule ({', '.join(rules)}); set one, or leave it out")
+    return RULES[rule] if isinstance(rule, str) else rule
 
 
 def added(rule: Rule, total: Statistics | None, more: Statistics) -> Statistics:

@@ -18,6 +18,7 @@ from fedbayes.methods.method import Method, Setting
 from fedbayes.options import (
     at_least_one,
     below_one,
+    flag,
     not_negative,
     number,
     one_of,
@@ -140,17 +141,25 @@ class Robustness(Method):
         kind="server",
     )
 
+    mixing: bool = option(
+        "a robust rule sees, for each posterior, the mean of its nearest: all but the share that may lie",
+        flag,
+        default=False,
+        kind="server",
+    )
+
     def wrapped(self, program: Program, setting: Setting) -> Program:
         program = super().wrapped(program, setting)
         if self.buckets is None:
             return program
         default: Any = options_of(self)[self.ruled_by].default
         spoilt = spoilt_share(self.buckets, setting.cohort, self.outliers)
-        return bucketed(program, self.buckets, rule_named(default), rule_named(getattr(self, self.ruled_by), spoilt))
+        over = rule_named(getattr(self, self.ruled_by), spoilt, self.mixing)
+        return bucketed(program, self.buckets, rule_named(default), over)
 
     def rule_of(self, rule: str | Rule) -> Rule:
         """A rule by name, for that share."""
-        return rule_named(rule, self.outliers)
+        return rule_named(rule, self.outliers, self.mixing)
 
 
 @record

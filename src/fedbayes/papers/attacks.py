@@ -75,6 +75,7 @@ DEFENCES: dict[str, Defence] = {
     **{name: Defence({}, {"rule": rule}) for name, rule in ROBUST.items()},
     "buckets median": Defence({}, {"rule": "median", "buckets": BUCKETS}),
     "buckets geometric median": Defence({}, {"rule": "geometric_median", "buckets": BUCKETS}),
+    **{f"mixed {name}": Defence({}, {"rule": rule, "mixing": True}) for name, rule in ROBUST.items()},
     "bounded geometric median": Defence(BOUNDED, {"rule": "geometric_median"}),
     "bounded multi-Krum": Defence(BOUNDED, {"rule": "multi_krum"}),
 }
