@@ -17,6 +17,7 @@ from fedbayes.posterior.values import check
 pytestmark = pytest.mark.flower
 
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "5"))  # four changed replies in each
+SEED = os.environ.get("FUZZ_SEED", "")  # other changes
 NODES = {"clear": 3, "secure": 6}  # of them two lie
 LIAR = """
 import random, sys, zlib
@@ -45,9 +46,9 @@ def answer(message, context):
         return reply
     letter, kind = letter_of(reply.content), message.metadata.message_type
     at = f"{letter.head.get('round')} {context.node_config['partition-id']}"
-    if kind in SECURE and kind != random.Random(zlib.crc32(at.encode())).choice(SECURE):
+    if kind in SECURE and kind != random.Random(zlib.crc32(f"{at}SEED".encode())).choice(SECURE):
         return reply  # one of the four letters of a secure sum is changed: after it none is asked for
-    seed = f"{kind} {at}"
+    seed = f"{kind} {at}SEED"
     rng = random.Random(zlib.crc32(seed.encode()))
     hidden = kind == "train.masked"  # other numbers under a mask are another posterior, and nobody's fault
     while True:
@@ -80,7 +81,7 @@ def test_nodes_that_lie_in_every_reply_do_not_stop_the_honest_ones(
     machines = Machines(tmp_path / "liars", nodes=NODES[mode])
     monkeypatch.syspath_prepend(str(machines.folder))
     fuzz = str(Path(__file__).parent.parent / "fuzz")
-    (machines.folder / machines.folder.name / "app.py").write_text(LIAR.replace("FUZZ", fuzz))
+    (machines.folder / machines.folder.name / "app.py").write_text(LIAR.replace("FUZZ", fuzz).replace("SEED", SEED))
     try:
         machines.superlink()
         for k in range(NODES[mode]):
