@@ -131,6 +131,8 @@ def test_a_sweep_trains_members_apart_that_differ_in_a_key_of_the_program(name: 
             "accuracy",
             "crop_flip",
             "noise",
+            "buffered",
+            "lognormal",
             "balanced",
             7,
             0.5,

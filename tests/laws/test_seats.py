@@ -22,8 +22,8 @@ from fedbayes.federation.program import (
     Transform,
 )
 from fedbayes.federation.round import open_round
-from fedbayes.federation.rules import RULES, combining
-from fedbayes.federation.schedule import Scheduler
+from fedbayes.federation.rules import combining
+from fedbayes.federation.schedule import Plan, Scheduler
 from fedbayes.methods import Composed, Setting
 from fedbayes.posterior.values import Parts, Point
 from fedbayes.training.rounds import Memory, Run, prepare, rounds, train
@@ -135,25 +135,16 @@ def test_a_users_stage_follows_the_pooling_and_keeps_a_state(engine: str) -> Non
     assert set(again.progress.state.stages) == {"server step", "counting"}
 
 
-@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.change])
-def test_terms_of_two_versions_add_where_they_are_changes(name: str) -> None:
-    rule, random = RULES[name], torch.Generator().manual_seed(2)
-    old, new, a, b = (Point(torch.randn(5, generator=random, dtype=torch.float64)) for _ in range(4))
-    weights = torch.tensor([2.0, 3.0]).double()
-    total = rule.add(rule.encode(a, weights[0], old), rule.encode(b, weights[1], new))
-    want = new.mean + (2 * (a.mean - old.mean) + 3 * (b.mean - new.mean)) / 5
-    torch.testing.assert_close(rule.decode(total, new).mean, want)
-
-
 def stale(old: FederationState) -> Scheduler:
     """Client 0 trains from the newest broadcast, clients 1 and 2 from one of an earlier version."""
 
-    def orders(program: Program, state: FederationState) -> tuple[Order, ...]:
+    def plan(program: Program, state: FederationState) -> Plan:
         options = program.options(state.round)
         late = Order(state.round, (1, 2), (), old.broadcast, options, old.version)
-        return late, Order(state.round, (0,), (), state.broadcast, options, state.version)
+        new = Order(state.round, (0,), (), state.broadcast, options, state.version)
+        return Plan((late, new), new._replace(cohort=(0, 1, 2)))
 
-    return Scheduler("stale", orders, lambda number: (0, 1, 2))
+    return Scheduler("stale", plan, lambda number: (0, 1, 2))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -164,7 +155,7 @@ def test_a_scheduler_may_close_a_round_on_orders_of_two_versions(engine: str) ->
     assert (begun.state.version, first.state.version) == (0, 1)
     ((second, record),) = rounds(replace(task, scheduler=stale(begun.state)), first, Memory())
     loop = prepare(network(), clients(), method=fb.methods.fedavg(**FAST), rounds=2, engine="loop")
-    late, new = stale(begun.state).orders(task.program, first.state)
+    late, new = stale(begun.state).plan(task.program, first.state).orders
     sent = {k: loop.engine.client(loop.program, late, k, None)[0].parts["model"].mean for k in (1, 2)}
     sent[0] = loop.engine.client(loop.program, new, 0, None)[0].parts["model"].mean
     old, now = begun.state.broadcast["model"].mean, first.state.broadcast["model"].mean

@@ -10,14 +10,16 @@ import typer
 from fedbayes.cli.shared import app
 from fedbayes.errors import unknown
 from fedbayes.experiments.keys import FLOWER, GROUPS, Keys, Pretraining
+from fedbayes.federation.waiting import BufferOptions, DelayOptions
 from fedbayes.options import Row, described
 
 EXPERIMENT, PRETRAIN = "experiment", "pretrain"
+TABLES = {PRETRAIN: Pretraining, "schedule_options": BufferOptions, "delay_options": DelayOptions}
 
 
 @app.command()
 def options(
-    name: Annotated[str, typer.Argument(help="experiment, pretrain, flower, or a method's name.")] = EXPERIMENT,
+    name: Annotated[str, typer.Argument(help="experiment, one of its tables, or a method's name.")] = EXPERIMENT,
     markdown: Annotated[bool, typer.Option("--markdown", help="All of them, as the page of the docs.")] = False,
 ) -> None:
     """Options and keys: what each means, what it must be, and its default."""
@@ -31,13 +33,13 @@ def options(
 
 def record_named(name: str) -> Any:
     """The record of an experiment's keys, of one of its tables, or of a method's options."""
-    if name in (EXPERIMENT, PRETRAIN):
-        return Keys if name == EXPERIMENT else Pretraining
+    if name == EXPERIMENT or name in TABLES:
+        return Keys if name == EXPERIMENT else TABLES[name]
     from fedbayes.flower.settings import Settings
     from fedbayes.methods import METHODS
 
     if name != FLOWER and name not in METHODS:
-        raise unknown("options of", name, [EXPERIMENT, PRETRAIN, FLOWER, *METHODS])
+        raise unknown("options of", name, [EXPERIMENT, *TABLES, FLOWER, *METHODS])
     return Settings if name == FLOWER else METHODS[name]
 
 
@@ -54,7 +56,8 @@ def page() -> str:
     ]
     for group in GROUPS:
         blocks += [f"### {_about(group)}\n", _table(keys[row.name] for row in described(group))]
-    blocks += [f"## Table `pretrain`\n\n{_about(Pretraining)}.\n", _table(described(Pretraining))]
+    for name, record in TABLES.items():
+        blocks += [f"## Table `{name}`\n\n{_about(record)}.\n", _table(described(record))]
     blocks += [f"## Table `flower`\n\n{_about(Settings)}.\n", _table(described(Settings))]
     blocks += ["## Options of methods\n", _methods_table({name: described(METHODS[name]) for name in METHODS})]
     return "\n".join(blocks)

@@ -22,7 +22,7 @@ from fedbayes.options import (
     text,
     whole,
 )
-from fedbayes.training.settings import ENGINES, Bounding, Judging, Training
+from fedbayes.training.settings import ENGINES, Bounding, Judging, Scheduling, Training
 
 Table = Mapping[str, Any]
 FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
@@ -116,11 +116,12 @@ class Upkeep:
     flower: Table = option("how Flower carries it to other machines", subtable, factory=dict)
 
 
-GROUPS = (Problem, Spread, Composition, Training, Bounding, Judging, Upkeep)  # in the order in which files are written
+# In the order in which files are written.
+GROUPS = (Problem, Spread, Composition, Training, Scheduling, Bounding, Judging, Upkeep)
 
 
 @record
-class Keys(Upkeep, Judging, Bounding, Training, Composition, Spread, Problem):
+class Keys(Upkeep, Judging, Bounding, Scheduling, Training, Composition, Spread, Problem):
     """All keys of an experiment."""
 
     engine: str = option(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fedbayes.clients.client import Client, Own
+from fedbayes.federation.flight import Flight
 from fedbayes.federation.kept import Kept
 from fedbayes.federation.rules import Rule, Statistics
 from fedbayes.federation.weighting import Weighting
@@ -275,3 +276,4 @@ class FederationState(NamedTuple):
     stages: Mapping[str, Any] = {}  # the state of each stage, by its name
     kept: Kept = Kept()  # what predicts beside the broadcast
     version: int = 0  # of the broadcast: how often the posterior has changed
+    flight: Flight = Flight()  # who is on the way, and the clock

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ from fedbayes.noise import generator
 from fedbayes.posterior.lowrank import mean_covariance
 from fedbayes.posterior.values import Draws, LowRank, Parts, Point, Posterior, flatten_parts, scales
 
+MANY = 100_000  # clients of whom a round shuffles the whole list
+DRAWN = 1024  # clients that are drawn at once
 LEFT_OUT = "its upload was not finite (did it diverge? try a smaller lr)"
 
 
@@ -75,7 +78,7 @@ def cohort_of(
     number: int, *, clients: int, cohort: int, seed: int, dropout: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Who takes part in a round, and who was asked but dropped out; known before the round is reached."""
-    chosen = drawn(number, clients=clients, seed=seed)[:cohort]
+    chosen = torch.tensor([*islice(called(number, clients=clients, seed=seed), cohort)], dtype=torch.int64)
     gone = torch.rand(cohort, generator=generator(seed, number, "dropout")) < dropout
     return tuple(sorted(chosen[~gone].tolist())), tuple(sorted(chosen[gone].tolist()))
 
@@ -91,6 +94,21 @@ def dealt(cohort: Sequence[int], buckets: int, seed: int, number: int) -> dict[i
 def drawn(number: int, *, clients: int, seed: int) -> Tensor:
     """All clients in the order in which a round calls them."""
     return torch.randperm(clients, generator=generator(seed, number, "cohort"))
+
+
+def called(number: int, *, clients: int, seed: int) -> Iterator[int]:
+    """The same one after another; of very many clients only as many are drawn as are asked for."""
+    if clients <= MANY:
+        line = drawn(number, clients=clients, seed=seed)
+        for start in range(0, clients, DRAWN):
+            yield from line[start : start + DRAWN].tolist()
+        return
+    random, seen = generator(seed, number, "cohort"), set[int]()
+    while len(seen) < clients:
+        for k in torch.randint(clients, (DRAWN,), generator=random).tolist():
+            if k not in seen:
+                seen.add(k)
+                yield k
 
 
 class Term(NamedTuple):
@@ -191,14 +209,10 @@ def gathering(program: Program) -> Program | None:
 def merged(program: Program, outcomes: Sequence[Outcome]) -> Outcome:
     """What the clients of several orders brought, as one outcome.
 
-    Orders of different versions add only where all terms are changes from the broadcast that a client trained from.
+    They are of one version: those of an older one are brought forward before (`staleness.py`).
     """
     if len(outcomes) == 1:
         return outcomes[0]
-    stale = len({outcome.version for outcome in outcomes if outcome.counted}) > 1
-    fixed = [part for part, rule in program.pooling.rules.items() if not (rule.change or is_static(part))]
-    if stale and fixed:
-        raise InputError(f"uploads of two versions can't be added: the rule of part {fixed[0]!r} adds no changes")
     totals: Totals = {}
     for outcome in outcomes:
         for bucket, terms in ((None, outcome.terms), *outcome.buckets.items()):

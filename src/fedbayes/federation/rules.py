@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import robust
+from fedbayes.federation.moves import Move, moved_mean, moved_moments, moved_naturals, unit_scale
 from fedbayes.federation.robust import OUTLIERS
 from fedbayes.posterior.full import FullGaussian, triangle
 from fedbayes.posterior.values import Gaussian, Point, Posterior, softplus_inverse
@@ -38,7 +39,9 @@ class Rule(NamedTuple):
     takes: tuple[type, ...] = (Gaussian,)
     maxima: tuple[str, ...] = ()
     needs_reference: bool = False  # whether the answer depends on the reference, not only its rounding
-    change: bool = False  # whether terms are changes from the reference, so that those of several references add
+    # How terms of an older broadcast become changes to a newer one, so that those of several versions add; None: they
+    # don't (`moves.py`).
+    change: Callable[[Statistics, Move], Statistics] | None = None
     narrows: bool = False  # whether several copies of one posterior pool to a narrower one
     weighted: bool = True  # whether the answer depends on the clients' weights
     robust: bool = False  # whether a minority of clients can't move the answer at will
@@ -91,14 +94,6 @@ def combining(
     return Rule(
         lambda q, weight, reference: {}, decode, about, takes, weighted=not robust, robust=robust, combine=combine
     )
-
-
-def unit_scale(reference: Posterior) -> Tensor:
-    if isinstance(reference, Gaussian):
-        return reference.scale.double()
-    if isinstance(reference, FullGaussian):
-        return reference.moments()[1].double().sqrt()
-    return torch.ones_like(reference.mean, dtype=torch.float64)
 
 
 def in_units(q: Posterior, reference: Posterior) -> tuple[Tensor, Tensor]:
@@ -257,10 +252,10 @@ counted = Rule(
 
 RULES: dict[str, Rule] = {
     "fedavg": Rule(
-        moments("mean"), _point, "weighted mean of points (McMahan et al., 2017)", takes=(Point,), change=True
+        moments("mean"), _point, "weighted mean of points (McMahan et al., 2017)", takes=(Point,), change=moved_mean
     ),
     "fedag": linear_pool._replace(about="the linear pool of points: normal with the clients' spread (FedAG)"),
-    "nwa": Rule(moments("mean", "variance"), _nwa, "weighted means of mean and variance"),
+    "nwa": Rule(moments("mean", "variance"), _nwa, "weighted means of mean and variance", change=moved_moments),
     "ws": Rule(moments("mean", "variance2"), _ws, "the weighted sum of independent normals", narrows=True),
     "lp": linear_pool,
     "conflation": Rule(
@@ -280,7 +275,11 @@ RULES: dict[str, Rule] = {
         weighs_precision=True,
     ),
     "log_pool": Rule(
-        naturals, _log_pool, "weighted geometric mean of the densities (FedUAB eq. 8)", weighs_precision=True
+        naturals,
+        _log_pool,
+        "weighted geometric mean of the densities (FedUAB eq. 8)",
+        weighs_precision=True,
+        change=moved_naturals,
     ),
     "dwc": Rule(
         _unweighted(naturals),
@@ -289,6 +288,7 @@ RULES: dict[str, Rule] = {
         needs_reference=True,
         weighted=False,
         weighs_precision=True,
+        change=moved_naturals,
         report=_dwc_report,
     ),
     "moment_matching": Rule(

@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+from fedbayes.federation.delays import Delays
+from fedbayes.federation.flight import Flight
 from fedbayes.federation.program import FederationState, Order, Program
 from fedbayes.federation.round import cohort_of, open_round
+from fedbayes.federation.waiting import SYNCHRONOUS
 
-SYNCHRONOUS = "synchronous"
+
+class Plan(NamedTuple):
+    """What is done before the next closing, and what is on its way after it."""
+
+    orders: tuple[Order, ...]  # of one version, or of several: the oldest first
+    closing: Order  # of the newest version, to all who answered: the order that the round is closed by
+    flight: Flight = Flight()
+    told: Mapping[str, Any] = {}  # for the journal
+    discount: Callable[[int], float] = lambda age: 1.0  # on changes from a broadcast that is older by so many versions
 
 
 class Scheduler(NamedTuple):
-    """Decides which orders are run before the next closing.
-
-    The orders of one closing may be of several versions; their sums are added (`round.merged`), and the last order is
-    the one that the round is closed by.
-    """
+    """Decides which orders are run before the next closing."""
 
     name: str
-    orders: Callable[[Program, FederationState], tuple[Order, ...]]
-    cohort: Callable[[int], tuple[int, ...]]  # who will take part in a round, known before it is reached
+    plan: Callable[[Program, FederationState], Plan]
+    cohort: Callable[[int], tuple[int, ...]]  # who will take part in a round, where that is known before
 
 
-def synchronous(*, clients: int, cohort: int, seed: int, dropout: float = 0.0) -> Scheduler:
+def synchronous(
+    *, clients: int, cohort: int, seed: int, dropout: float = 0.0, delays: Delays | None = None
+) -> Scheduler:
     """One order per round, of the newest version, to a cohort that is waited for."""
 
-    def orders(program: Program, state: FederationState) -> tuple[Order, ...]:
-        return (open_round(program, state, clients=clients, cohort=cohort, seed=seed, dropout=dropout),)
+    def plan(program: Program, state: FederationState) -> Plan:
+        order = open_round(program, state, clients=clients, cohort=cohort, seed=seed, dropout=dropout)
+        if delays is None:
+            return Plan((order,), order)
+        began = state.flight.clock
+        clock = max([began, *(delays.ends(k, order.round, began) for k in order.cohort)])
+        return Plan((order,), order, Flight(clock), {"clock": clock, "speeds": speeds(delays, order.cohort)})
 
     def members(number: int) -> tuple[int, ...]:
         return cohort_of(number, clients=clients, cohort=cohort, seed=seed, dropout=dropout)[0]
 
-    return Scheduler(SYNCHRONOUS, orders, members)
+    return Scheduler(SYNCHRONOUS, plan, members)
+
+
+def speeds(delays: Delays, who: tuple[int, ...]) -> dict[str, int]:
+    """How many of these clients are in each class of speed."""
+    classes = [delays.speed(k) for k in who]
+    return {name: classes.count(name) for name in sorted(set(classes))}

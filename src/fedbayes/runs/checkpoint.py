@@ -10,6 +10,7 @@ import torch
 
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, from_toml, table_of, to_toml
+from fedbayes.federation.flight import Flight
 from fedbayes.federation.kept import apart
 from fedbayes.federation.program import FederationState
 from fedbayes.federation.stages import SERVER_STEP
@@ -59,6 +60,7 @@ def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, 
                 "version": progress.state.version,
                 "broadcast": {**progress.state.broadcast, **progress.state.kept.as_parts()},
                 "stages": dict(progress.state.stages),
+                "flight": progress.state.flight.as_row(),
                 "best": None if best is None else _row(best),
                 "stopped": progress.stopped,
                 "own": own,
@@ -99,7 +101,10 @@ def read(path: Path, experiment: Experiment, task: Task, *, rows: str | None = N
         _check_layouts(path, parts, task.program.initial)
     stages = row["stages"] if "stages" in row else {SERVER_STEP: row["optimiser"]}  # a file of version 0.1 has one
     states = {s.name: stages[s.name] if s.name in stages else s.init(broadcast) for s in task.program.stages}
-    state = FederationState(row["round"], broadcast, states, beside, row.get("version", row["round"]))
+    flight = Flight.of_row(row["flight"]) if "flight" in row else Flight()
+    for sent in flight.sent.values():
+        _check_layouts(path, sent.broadcast, task.program.initial)
+    state = FederationState(row["round"], broadcast, states, beside, row.get("version", row["round"]), flight)
     same = all(getattr(then, name) == getattr(experiment, name) for name in AT_ONCE)
     return Checkpoint(Progress(state, best, row["stopped"]), Index(row["own"]), row.get("widths", {}) if same else {})
 

@@ -21,7 +21,6 @@ from fedbayes.federation.buckets import check_streaming
 from fedbayes.federation.own_stages import with_stages
 from fedbayes.federation.program import Stage, Store
 from fedbayes.federation.round import at_home, cohort_size, gathering
-from fedbayes.federation.schedule import synchronous
 from fedbayes.methods import METHODS, Method, Setting, method_named
 from fedbayes.model.likelihood import Likelihood, likelihood_for
 from fedbayes.options import options_of
@@ -35,8 +34,9 @@ from fedbayes.training.defaults import (
     network_for,
     with_class_weights,
 )
+from fedbayes.training.scheduled import Scheduled, scheduled
 from fedbayes.training.server import server_store
-from fedbayes.training.settings import METHOD, Bounding, Judging, Training
+from fedbayes.training.settings import METHOD, Bounding, Judging, Scheduling, Training
 from fedbayes.training.task import Task, initial_of
 
 P = ParamSpec("P")
@@ -85,6 +85,10 @@ def prepare(
     class_weights: str | Sequence[float] | None = None,
     augment: str | None = None,
     dropout: float = 0.0,
+    schedule: str = "synchronous",
+    schedule_options: Mapping[str, Any] | None = None,
+    delays: str | None = None,
+    delay_options: Mapping[str, Any] | None = None,
     attack: str | Attack | None = None,
     attackers: float | Sequence[int | str] | None = None,
     attack_strength: float | None = None,
@@ -113,8 +117,9 @@ def prepare(
         class_weights = tuple(class_weights)
     method = default_method(clients.data) if method is None else method
     rounds = default_rounds(clients.data) if rounds is None else rounds
+    schedule_options, delay_options = dict(schedule_options or {}), dict(delay_options or {})
     arguments = locals()
-    for group in (Training, Bounding, Judging):
+    for group in (Training, Scheduling, Bounding, Judging):
         group(**{name: arguments[name] for name in options_of(group)})
     if isinstance(method, str):
         method = method_named(method)
@@ -159,10 +164,12 @@ def prepare(
         program = program._replace(initial=initial_of(program, init, where))
     check_streaming(program)
     program, targets = attacked(program, clients, attack, attackers, attack_strength, seed)
+    program, scheduler = scheduled(
+        method.name, program, clients, Scheduled(size, seed, dropout, schedule, schedule_options, delays, delay_options)
+    )
     server = server_store(program, clients, server_data, seed, where)
     if not program.prediction.whole and validation:
         raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
-    scheduler = synchronous(clients=len(clients), cohort=size, seed=seed, dropout=dropout)
     x, y = _on_device(data, where)
     chosen, line = choose(
         program,

@@ -17,8 +17,10 @@ from fedbayes.engine.stacked import run_all
 from fedbayes.errors import Diverged, NotFinite
 from fedbayes.federation.attacks import Attack
 from fedbayes.federation.influence import is_shown
-from fedbayes.federation.program import Context, FederationState, Order, Outcome, Stage
-from fedbayes.federation.round import LEFT_OUT, as_told, close_round, merged, message_bytes
+from fedbayes.federation.program import Context, FederationState, Order, Outcome, Stage, nothing
+from fedbayes.federation.round import LEFT_OUT, as_told, close_round, message_bytes
+from fedbayes.federation.schedule import Plan
+from fedbayes.federation.staleness import closed_on
 from fedbayes.methods import Method
 from fedbayes.model.likelihood import Likelihood
 from fedbayes.posterior.values import Parts, Posterior
@@ -43,12 +45,12 @@ def rounds(
     """
     while not task.done(progress):
         started = time.perf_counter()
-        orders = task.orders(progress)
+        plan = task.plan(progress)
         own.expect(task.scheduler.cohort(progress.state.round + 1))
         with quick_cpu(), tensor_cores(task.precision):
             with share(STEPS):
-                outcomes = [task.engine.run(task.program, order, own.get, after_client) for order in orders]
-            progress, record = close(task, progress, own, orders[-1], merged(task.program, outcomes))
+                outcomes = _run_plans([task], [plan], [own], after_client)
+            progress, record = close(task, progress, own, plan, outcomes[0])
             _make_personal([task], [progress], [own], [record])
             progress = _stop(task, progress, record)
         record["seconds"] = time.perf_counter() - started
@@ -61,22 +63,21 @@ def rounds_together(
     """Rounds of several federations as one program each: a sweep over seeds, splits and scalar options.
 
     Yields one entry per task and round, None where a task is done. All need the stacked engine, one network, one data
-    set, methods that differ in scalar options only, and one order per round.
+    set, and methods that differ in scalar options only.
     """
     progress = list(starts)
     while live := [m for m, task in enumerate(tasks) if not task.done(progress[m])]:
         started = time.perf_counter()
         lead = tasks[live[0]]
-        orders = [tasks[m].orders(progress[m])[-1] for m in live]
+        plans = [tasks[m].plan(progress[m]) for m in live]
         for m in live:
             owns[m].expect(tasks[m].scheduler.cohort(progress[m].state.round + 1))
         entries: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
         with quick_cpu(), tensor_cores(lead.precision):
-            engines, programs = [tasks[m].engine for m in live], [tasks[m].program for m in live]
             with share(STEPS):
-                outcomes = run_all(engines, programs, orders, [owns[m].get for m in live])
-            for m, order, outcome in zip(live, orders, outcomes):
-                progress[m], record = close(tasks[m], progress[m], owns[m], order, outcome)
+                outcomes = _run_plans([tasks[m] for m in live], plans, [owns[m] for m in live])
+            for m, plan, outcome in zip(live, plans, outcomes):
+                progress[m], record = close(tasks[m], progress[m], owns[m], plan, outcome)
                 entries[m] = (progress[m], record)
             records = [entry[1] for entry in entries if entry is not None]
             _make_personal([tasks[m] for m in live], [progress[m] for m in live], [owns[m] for m in live], records)
@@ -90,20 +91,36 @@ def rounds_together(
         yield entries
 
 
+def _run_plans(
+    tasks: Sequence[Task], plans: Sequence[Plan], owns: Sequence[OwnStore], after: Callable[[], None] = nothing
+) -> list[Outcome]:
+    """What each task's round is closed on; the orders of all, of whatever versions, are one program if they can be."""
+    lines = [(m, order) for m, plan in enumerate(plans) for order in plan.orders]
+    engines, programs = [tasks[m].engine for m, _ in lines], [tasks[m].program for m, _ in lines]
+    brought = run_all(engines, programs, [order for _, order in lines], [owns[m].get for m, _ in lines], after)
+    outcomes = []
+    for m, (task, plan) in enumerate(zip(tasks, plans)):
+        own = [outcome for (member, _), outcome in zip(lines, brought) if member == m]
+        outcomes.append(closed_on(task.program, plan.orders, own, plan.closing, plan.discount))
+    return outcomes
+
+
 def close(
-    task: Task, progress: Progress, own: OwnStore, order: Order, outcome: Outcome
+    task: Task, progress: Progress, own: OwnStore, plan: Plan, outcome: Outcome
 ) -> tuple[Progress, dict[str, Any]]:
     """Close a round: pool, follow the program's stages, evaluate when due."""
+    order = plan.closing
     with share(FILES):
         own.put(order.round, outcome.own)
     with share(SUM):
         outcome = as_told(task.program, order, outcome)
         state, report = close_round(Context(task.program, order, outcome, task.engine, own.get), progress.state)
+        state = state._replace(flight=plan.flight)
     due = _due(task, state.round, task.evaluate_every)
     if due or _due(task, state.round, task.personal_every):
         with share(EVALUATION):
             state = observed(task, state)
-    record = _record(task, order, outcome, report)
+    record = {**_record(task, order, outcome, report), **plan.told}
     if progress.pretrained:
         record["pretrained"] = dict(progress.pretrained)
     before, progress = progress.state, progress._replace(state=state, pretrained={})
@@ -117,7 +134,7 @@ def close(
             except NotFinite:
                 what = "what the posterior predicts is not finite; training diverged: try a smaller lr"
                 record["diverged"] = f"round {state.round}: {what}"
-                progress = progress._replace(state=before._replace(round=state.round))
+                progress = progress._replace(state=before._replace(round=state.round, flight=plan.flight))
     return progress, record
 
 
@@ -264,6 +281,10 @@ def fit(
     class_weights: str | Sequence[float] | None = None,
     augment: str | None = None,
     dropout: float = 0.0,
+    schedule: str = "synchronous",
+    schedule_options: Mapping[str, Any] | None = None,
+    delays: str | None = None,
+    delay_options: Mapping[str, Any] | None = None,
     attack: str | Attack | None = None,
     attackers: float | Sequence[int | str] | None = None,
     attack_strength: float | None = None,
@@ -300,6 +321,10 @@ def fit(
     - `frozen`: patterns of weights that are not trained
     - `class_weights`: how much a row counts in training by its class: "balanced", or a number for each
     - `augment`: of images, by name; `dropout`: the share of a cohort that drops out of a round, at random
+    - `schedule`: "synchronous", or "buffered": `cohort` clients are on their way, and a round is closed on the first
+      that answer; `schedule_options`: its `buffer`, `staleness`, `max_staleness`, `timeout`
+    - `delays`: how long clients take, in simulation: "constant", "lognormal", "pareto", "devices" or "labels";
+      `delay_options`: their numbers, such as `compute`, and `awake`, the share of the day in which a client is
     - `attack`: what some clients do instead of telling the truth, one of `fb.attacks.ATTACKS`; `attackers`: a share
       or a number of clients, drawn at random, or a list of them (a fifth by default); `attack_strength`: as the attack
       says

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fedbayes.federation.waiting import DELAYS, SCHEDULES, SYNCHRONOUS
 from fedbayes.options import (
     Check,
     at_least_one,
@@ -17,6 +19,7 @@ from fedbayes.options import (
     positive,
     record,
     share,
+    subtable,
     up_to_one,
     whole,
 )
@@ -157,6 +160,23 @@ class Bounding:
         kind="server",
     )
     cap_rows: int | None = option("rows for which a client counts at most", at_least_one, default=None, kind="server")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@record
+class Scheduling:
+    """Whom a round waits for, and how long clients take in simulation."""
+
+    schedule: str = option("whether a round waits for its cohort", name_in(SCHEDULES), default=SYNCHRONOUS)
+    schedule_options: Mapping[str, Any] = option(
+        "of a schedule that does not wait; there `cohort` are the clients on their way", subtable, factory=dict
+    )
+    delays: str | None = option(
+        "how long clients take, in simulation; by default no time", name_in(DELAYS), default=None, kind="server"
+    )
+    delay_options: Mapping[str, Any] = option("of the delays", subtable, factory=dict, kind="server")
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -28,7 +28,7 @@ from fedbayes.federation.program import (
     Program,
 )
 from fedbayes.federation.round import at_home, begin, gathering
-from fedbayes.federation.schedule import Scheduler
+from fedbayes.federation.schedule import Plan, Scheduler
 from fedbayes.posterior.values import Parts, Posterior, check, map_tensors
 from fedbayes.scores.additive import Sums
 
@@ -115,9 +115,13 @@ class Task:
     def done(self, progress: Progress) -> bool:
         return progress.stopped or progress.state.round >= self.rounds
 
+    def plan(self, progress: Progress) -> Plan:
+        """The orders that the next round closes on, and what is on its way afterwards."""
+        return self.scheduler.plan(self.program, progress.state)
+
     def orders(self, progress: Progress) -> tuple[Order, ...]:
-        """The orders that the next round closes on, the last of the newest version."""
-        return self.scheduler.orders(self.program, progress.state)
+        """The orders of that plan, the oldest first."""
+        return self.plan(progress).orders
 
 
 class Federation(NamedTuple):

@@ -1,0 +1,62 @@
+"""From the names of a schedule and of delays to a scheduler for a program and its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedbayes.data import Clients
+from fedbayes.errors import InputError
+from fedbayes.federation.buffered import buffered, waiting_of
+from fedbayes.federation.delays import Delays, Population
+from fedbayes.federation.program import Program
+from fedbayes.federation.schedule import Scheduler, synchronous
+from fedbayes.federation.staleness import check_changes, with_debt
+from fedbayes.federation.waiting import BUFFERED, BufferOptions, DelayOptions
+from fedbayes.options import record_of
+
+
+class Scheduled(NamedTuple):
+    """What a user says of it."""
+
+    cohort: int
+    seed: int
+    dropout: float
+    schedule: str
+    schedule_options: Mapping[str, Any]
+    delays: str | None
+    delay_options: Mapping[str, Any]
+
+
+def scheduled(method: str, program: Program, clients: Clients, given: Scheduled) -> tuple[Program, Scheduler]:
+    """The scheduler, and the program with what the schedule needs of it."""
+    delays = _delays(clients, given)
+    seed, size, count = given.seed, given.cohort, len(clients)
+    if given.schedule != BUFFERED:
+        if given.schedule_options:
+            raise InputError('schedule_options: they are of a schedule that does not wait; set schedule = "buffered"')
+        return program, synchronous(clients=count, cohort=size, seed=seed, dropout=given.dropout, delays=delays)
+    options = record_of(BufferOptions, given.schedule_options, "schedule_options")
+    check_changes(method, program)
+    waiting = waiting_of(options, program, clients=count, cohort=size, dropout=given.dropout)
+    return with_debt(program), buffered(waiting, seed=seed, delays=delays)
+
+
+def _delays(clients: Clients, given: Scheduled) -> Delays | None:
+    if given.delays is None:
+        if given.delay_options:
+            raise InputError('delay_options: there are no delays; name some, such as delays = "lognormal"')
+        return None
+    data, sizes = clients.data, clients.sizes
+    table = {k: tuple(map(tuple, v)) if k == "devices" else v for k, v in given.delay_options.items()}
+
+    first = data.y.reshape(len(data.y), -1)[:, 0]
+
+    def targets(k: int) -> Tensor:
+        return first[clients.train_rows(k)]
+
+    ends = (float(first.min()), float(first.max())) if len(first) else (0.0, 0.0)
+    who = Population(lambda k: int(sizes[k]), float(sizes.double().mean()), targets, ends)
+    return Delays(given.delays, record_of(DelayOptions, table, "delay_options"), who, given.seed)
