@@ -32,26 +32,26 @@ class Scheduled(NamedTuple):
 
 def scheduled(method: str, program: Program, clients: Clients, given: Scheduled) -> tuple[Program, Scheduler]:
     """The scheduler, and the program with what the schedule needs of it."""
+    options = record_of(BufferOptions, given.schedule_options, "schedule_options")
     delays = _delays(clients, given)
     seed, size, count = given.seed, given.cohort, len(clients)
     if given.schedule != BUFFERED:
         if given.schedule_options:
             raise InputError('schedule_options: they are of a schedule that does not wait; set schedule = "buffered"')
         return program, synchronous(clients=count, cohort=size, seed=seed, dropout=given.dropout, delays=delays)
-    options = record_of(BufferOptions, given.schedule_options, "schedule_options")
     check_changes(method, program)
     waiting = waiting_of(options, program, clients=count, cohort=size, dropout=given.dropout)
     return with_debt(program), buffered(waiting, seed=seed, delays=delays)
 
 
 def _delays(clients: Clients, given: Scheduled) -> Delays | None:
+    table = {k: _pairs(v) if k == "devices" else v for k, v in given.delay_options.items()}
+    options = record_of(DelayOptions, table, "delay_options")
     if given.delays is None:
         if given.delay_options:
             raise InputError('delay_options: there are no delays; name some, such as delays = "lognormal"')
         return None
     data, sizes = clients.data, clients.sizes
-    table = {k: tuple(map(tuple, v)) if k == "devices" else v for k, v in given.delay_options.items()}
-
     first = data.y.reshape(len(data.y), -1)[:, 0]
 
     def targets(k: int) -> Tensor:
@@ -59,4 +59,9 @@ def _delays(clients: Clients, given: Scheduled) -> Delays | None:
 
     ends = (float(first.min()), float(first.max())) if len(first) else (0.0, 0.0)
     who = Population(lambda k: int(sizes[k]), float(sizes.double().mean()), targets, ends)
-    return Delays(given.delays, record_of(DelayOptions, table, "delay_options"), who, given.seed)
+    return Delays(given.delays, options, who, given.seed)
+
+
+def _pairs(v: Any) -> Any:
+    """Lists of a file as the record holds them."""
+    return tuple(map(_pairs, v)) if isinstance(v, list | tuple) else v
