@@ -51,14 +51,14 @@ def _delays(clients: Clients, given: Scheduled) -> Delays | None:
         if given.delay_options:
             raise InputError('delay_options: there are no delays; name some, such as delays = "lognormal"')
         return None
-    data, sizes = clients.data, clients.sizes
+    data, held = clients.data, clients.train
     first = data.y.reshape(len(data.y), -1)[:, 0]
 
     def targets(k: int) -> Tensor:
         return first[clients.train_rows(k)]
 
     ends = (float(first.min()), float(first.max())) if len(first) else (0.0, 0.0)
-    who = Population(lambda k: int(sizes[k]), float(sizes.double().mean()), targets, ends)
+    who = Population(lambda k: len(held[k]), len(held.flat) / len(held), targets, ends)
     return Delays(given.delays, options, who, given.seed)
 
 
