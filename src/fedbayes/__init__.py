@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedbayes.data import partition
     from fedbayes.engine.clock import profile
     from fedbayes.evaluate import calibration as calibrate
-    from fedbayes.evaluate import ood
+    from fedbayes.evaluate import conformal, ood
     from fedbayes.experiments.trust import trust
     from fedbayes.federation import attacks, rules
     from fedbayes.federation.pool import pool
@@ -42,6 +42,7 @@ __all__ = [
     "__version__",
     "attacks",
     "calibrate",
+    "conformal",
     "data",
     "fit",
     "load",
@@ -80,6 +81,7 @@ _HOMES = {
 _MODULES = {
     "attacks": "fedbayes.federation.attacks",
     "calibrate": "fedbayes.evaluate.calibration",
+    "conformal": "fedbayes.evaluate.conformal",
     "data": "fedbayes.data",
     "methods": "fedbayes.methods",
     "ood": "fedbayes.evaluate.ood",

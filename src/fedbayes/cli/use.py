@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from fedbayes.cli.shared import Folder, Trust, app, out
+from fedbayes.cli.sites import show_by_site
 
 
 @app.command()
@@ -45,12 +46,17 @@ def predict(
     by: Annotated[
         str, typer.Option(help="What --ood goes by: usual (distance and doubt), distance, entropy, epistemic.")
     ] = "usual",
+    sets: Annotated[
+        bool, typer.Option("--sets", help="What `fedbayes calibrate` promises: sets, intervals or lower bounds.")
+    ] = False,
+    site: Annotated[str | None, typer.Option(help="The site whose promise it is; of all rows by default.")] = None,
     trust: Trust = None,
 ) -> None:
     """Probabilities with their aleatoric and epistemic parts for new data."""
     from fedbayes.export.predictions import predict_file, prediction_table
 
-    arrays, flags = predict_file(folder, input, output, draws=draws, device=device, ood=by if ood else None)
+    options = {"draws": draws, "device": device, "ood": by if ood else None}
+    arrays, flags = predict_file(folder, input, output, sets=sets or site is not None, site=site, **options)  # type: ignore[arg-type]
     out.print(prediction_table(arrays))
     if flags:
         print(flags)
@@ -71,9 +77,12 @@ def export(
 ) -> None:
     """The trained network as files that need no fedbayes: a torch.export program, safetensors and a PyTorch file."""
     from fedbayes.export.program import export as write
-    from fedbayes.runs.folder import load
+    from fedbayes.export.sets import write_sets
+    from fedbayes.runs.folder import home_of, load
 
     for path in write(load(folder, device="cpu"), output, what, draws=draws, onnx=onnx):
+        print(path)
+    for path in write_sets(home_of(folder), output):
         print(path)
 
 
@@ -87,12 +96,17 @@ def evaluate(
     draws: Annotated[int | None, typer.Option(help="Draws of the weights; the method's own number by default.")] = None,
     repeats: Annotated[int, typer.Option(help="Predictions with draws of their own, for the Monte Carlo error.")] = 5,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="site: scores of each site's own rows, and how often promises hold there.")
+    ] = None,
     trust: Trust = None,
 ) -> None:
     """All scores of a run (of each method in a comparison) with their errors, and OOD detection."""
     from fedbayes.cli.score_tables import ood_table, score_table
     from fedbayes.evaluate.scoring import evaluate as score
 
+    if by is not None:
+        return show_by_site(folder, by, draws, device)
     names = [name for argument in ood or () for name in argument.split(",") if name]
     runs = score(folder, ood=names, draws=draws, repeats=repeats, device=device)
     out.print(score_table(runs))

@@ -32,6 +32,7 @@ class Shown(NamedTuple):
     files: RunFiles
     ood: Arrays
     errors: dict[str, float]  # of each score (rows and draws), where `fedbayes evaluate` has measured it
+    calibration: Arrays = {}  # noqa: RUF012  what `fedbayes calibrate` wrote; never changed
 
     @property
     def predictions(self) -> Arrays:
@@ -123,7 +124,9 @@ def _looks(named_runs: list[tuple[str, RunFiles]], missing: list[str]) -> list[S
         colour, dash = list(inks).index(key), len(inks[key]) - 1
         dash += colour // COLOURS
         ood, errors = _arrays(files.folder / "ood.npz", missing), _errors(files.folder / "scores.json", missing)
-        runs.append(Shown(number, name, f"c{colour % COLOURS}", DASHES[dash % len(DASHES)], files, ood, errors))
+        promises = _arrays(files.folder / "calibration.npz", missing)
+        look = f"c{colour % COLOURS}", DASHES[dash % len(DASHES)]
+        runs.append(Shown(number, name, *look, files, ood, errors, promises))
     return runs
 
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from fedbayes.report.certainty import calibration, intervals, plane, retained
+from fedbayes.report.coverage import coverage
 from fedbayes.report.drawing import page_style, svg
 from fedbayes.report.gallery import gallery, three
 from fedbayes.report.influence import influence
@@ -34,6 +35,7 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     plane,
     gallery,
     clients,
+    coverage,
     influence,
     costs,
     settings,

@@ -137,6 +137,12 @@ def load(
     return Run(task, progress, journal.upto(folder, progress.state.round), own)
 
 
+def home_of(folder: str | Path) -> Path:
+    """The folder in which the run lies that `load` gives: of a comparison its first method's."""
+    experiment = experiment_in(folder).settled
+    return Path(folder) / folder_name(experiment.method) if experiment.methods else Path(folder)
+
+
 def experiment_in(folder: str | Path) -> Experiment:
     """The experiment that a run folder holds."""
     path = Path(folder) / CONFIG

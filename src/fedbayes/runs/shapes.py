@@ -104,10 +104,36 @@ def check_outside(arrays: Arrays) -> None:
             _check_pictures(array)
 
 
+CALIBRATION = {
+    "sites": ("U", "k"),
+    "thresholds": ("f", "kc"),
+    "everywhere": ("f", "c"),
+    "counts": ("f", "cb"),
+    "edges": ("f", "e"),
+    "mix": ("f", "kc"),
+    "spread": ("f", "d"),
+    "head": ("U", ""),
+    "judged_rows": ("iuf", "k"),
+    "judged_hits": ("iuf", "k"),
+    "judged_size": ("f", "k"),
+}
+
+
+def check_calibration(arrays: Arrays) -> None:
+    """Raise a ValueError unless arrays are those of `calibration.npz`."""
+    for name in CALIBRATION:
+        if name not in arrays and not name.startswith("judged"):
+            raise ValueError(f"it has no {name}")
+    axes = _check(arrays, CALIBRATION)
+    if axes["b"] != axes["e"] + 1 or np.isnan(arrays["thresholds"]).any() or np.isnan(arrays["everywhere"]).any():
+        raise ValueError("its thresholds do not fit its histograms")
+
+
 CHECKS: dict[str, Callable[[Arrays], None]] = {
     "evaluation.npz": check_evaluation,
     "samples.npz": check_samples,
     "ood.npz": check_outside,
+    "calibration.npz": check_calibration,
 }
 
 

@@ -44,7 +44,7 @@ def mix_by_em(probs: Tensor, source: Tensor) -> Tensor:
         weights = ratio * mix
         total = weights.sum(1, keepdim=True).clamp_min(1e-300)
         new = ((weights / total).sum(0) + source) / (len(probs) + 1)
-        done = float((new - mix).abs().max()) < 1e-10
+        done = float((new - mix).abs().max()) < 1e-8
         mix = new
         if done:
             break

@@ -1,0 +1,233 @@
+"""How often sets hold the truth at each site, by way of calibrating: a simulation whose truth is known, and real sites.
+
+`python benchmarks/coverage.py simulation mnist heart landmine` (the last three need FEDBAYES_DATA, or download).
+Writes docs/results/coverage.json and coverage.svg. Nothing is chosen by looking at the rows that judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import fedbayes as fb
+from fedbayes import scores as of
+from fedbayes.evaluate import conformal
+from fedbayes.evaluate.calibration import held_out
+from fedbayes.evaluate.conformal import THRESHOLDS, Gathered
+from fedbayes.files import write_atomically
+from fedbayes.papers.cells import commit
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "coverage.json"
+LEVEL = 0.9
+CLASSES = 10
+MARGINS = torch.linspace(1.2, 4.5, CLASSES, dtype=torch.float64)  # how far a class lies from the others: hard to easy
+WAYS = ("pooled", "quantiles", "by_class", "own", "label_shift", "unlabelled")
+ALPHAS, SITES = (0.1, 0.3, 1.0, 10.0), (5, 20, 100, 1000)
+TESTED = 100  # rows of each site that judge
+
+
+def rows_of(labels: Tensor, random: torch.Generator) -> Tensor:
+    """Probabilities [n, C] of the best classifier under equal classes, for rows x ~ N(m_y e_y, I)."""
+    x = torch.randn(len(labels), CLASSES, generator=random, dtype=torch.float64)
+    x[torch.arange(len(labels)), labels] += MARGINS[labels]
+    return (MARGINS * x - MARGINS**2 / 2).softmax(1)
+
+
+def simulated(alpha: float, sites: int, calibrating: int, repeats: int) -> list[dict[str, Any]]:
+    """One row per way: over all sites, the share inside the exact band, true coverage of the worst tenth, mean size."""
+    random = torch.Generator().manual_seed(int(1000 * alpha) + sites + calibrating)
+    draw = np.random.default_rng(int(1000 * alpha) + sites + calibrating)
+    edges = of.PROBABILITY_EDGES
+    # F_c of every class on its own edges, from rows that nobody calibrates by.
+    many = 40_000
+    truth = torch.zeros(CLASSES, len(edges) + 1, dtype=torch.float64)
+    for c in range(CLASSES):
+        labels = torch.full((many,), c)
+        values = of.label_scores(of.least_ambiguous_scores(rows_of(labels, random)), labels)
+        truth[c] = of.histogram(values, edges).cumsum(0) / many
+    found: dict[str, dict[str, list[float]]] = {w: {"inside": [], "true": [], "size": []} for w in WAYS}
+    low, high = of.exact_band(LEVEL, np.array([TESTED]))
+    for _ in range(repeats):
+        mixes = torch.from_numpy(draw.dirichlet(np.full(CLASSES, alpha), sites)).clamp_min(1e-12)
+        labels = mixes.multinomial(calibrating, replacement=True, generator=random)
+        probs = rows_of(labels.flatten(), random).reshape(sites, calibrating, CLASSES)
+        own = [
+            of.class_histograms(of.label_scores(of.least_ambiguous_scores(p), y), y, CLASSES, edges)
+            for p, y in zip(probs, labels)
+        ]
+        g = Gathered(torch.stack(own).sum(0), own, edges)
+        everywhere = g.counts.sum(1)
+        labelled = torch.stack([of.mix_of_labels(n.sum(1), everywhere) for n in own])
+        source = torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64)  # which the classifier was made for
+        blind = torch.stack([of.mix_by_em(p, source) for p in probs])
+        tested = mixes.multinomial(TESTED, replacement=True, generator=random)
+        values = of.least_ambiguous_scores(rows_of(tested.flatten(), random)).reshape(sites, TESTED, CLASSES)
+        for way in WAYS:
+            thresholds, _ = THRESHOLDS[way](g, blind if way == "unlabelled" else labelled, LEVEL, None)
+            sets = values <= thresholds[:, None]
+            share = sets.gather(2, tested[..., None])[..., 0].double().mean(1).numpy()
+            place = torch.searchsorted(edges, thresholds).clamp_max(len(edges))
+            true = (mixes * truth.gather(1, place.mT).mT).sum(1)
+            found[way]["inside"] += ((low <= share) & (share <= high)).tolist()
+            found[way]["true"] += true.tolist()
+            found[way]["size"] += sets.double().sum(2).mean(1).tolist()
+    rows = []
+    for way, values_of in found.items():
+        true = np.sort(values_of["true"])
+        tenth = true[: max(1, len(true) // 10)]
+        rows.append(
+            {
+                "what": f"alpha {alpha}, {sites} sites, {calibrating} rows each: {way}",
+                **{"alpha": alpha, "sites": sites, "rows": calibrating, "way": way, "judged_sites": len(true)},
+                "inside": float(np.mean(values_of["inside"])),
+                "worst_decile": float(tenth.mean()),
+                "mean": float(true.mean()),
+                "size": float(np.mean(values_of["size"])),
+            }
+        )
+    return rows
+
+
+def simulation(small: bool) -> list[dict[str, Any]]:
+    rows = []
+    for calibrating in (200,) if small else (200, 1000):
+        for alpha in (0.3,) if small else ALPHAS:
+            for sites in (5,) if small else SITES:
+                repeats = 1 if small else max(1, 500 // sites)
+                rows += simulated(alpha, sites, calibrating, repeats)
+                print(
+                    rows[-2]["what"], {k: round(rows[-2][k], 3) for k in ("inside", "worst_decile", "size")}, flush=True
+                )
+    return rows
+
+
+def judged(run: fb.Run, name: str, splits: int, ways: tuple[str, ...], score: str) -> list[dict[str, Any]]:
+    """Coverage by site, averaged over splits of the held-out rows into those that calibrate and those that judge."""
+    p = held_out(run).p
+    rows = []
+    for way in ways:
+        hits, sizes, counts = [], [], []
+        for split in range(splits):
+            made = conformal.fit(run, LEVEL, way=way, score=score, held=held_out(run, seed=split, p=p))
+            hits.append(made.judged["hits"])
+            counts.append(made.judged["rows"])
+            sizes.append(made.judged["size"])
+        covered = np.sum(hits, 0) / np.maximum(np.sum(counts, 0), 1)
+        mean = float(np.nanmean(sizes))
+        worst = int(covered.argmin())
+        rows.append(
+            {
+                "what": f"{name}, {score}: {way}",
+                **{"data": name, "score": score, "way": way, "splits": splits, "sites": len(covered)},
+                "worst_site": float(covered[worst]),
+                "worst": made.sites[worst],
+                "worst_decile": float(np.sort(covered)[: max(1, len(covered) // 10)].mean()),
+                "best_site": float(covered.max()),
+                "mean": float(np.sum(hits) / np.sum(counts)),
+                "size": mean,
+                "worst_size": float(np.nanmean([s[worst] for s in sizes])),
+            }
+        )
+        print(rows[-1]["what"], {k: round(rows[-1][k], 3) for k in ("worst_site", "mean", "size")}, flush=True)
+    return rows
+
+
+REAL = ("pooled", "quantiles", "by_class", "own", "label_shift", "unlabelled", "blended")
+
+
+def mnist(small: bool) -> list[dict[str, Any]]:
+    """Two labels a site."""
+    torch.manual_seed(0)
+    clients = fb.data.load("mnist").split(fb.partition.labels_per_client(2), clients=50, seed=0, test_per_client=200)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
+    method = fb.methods.feduab(draws=5, lr=0.05, epochs=1, batch=50)
+    run = fb.fit(net, clients, method=method, rounds=1 if small else 30, cohort=10, evaluate_every=30)
+    print("mnist", run.scores(), flush=True)
+    return judged(run, "mnist, two labels a site", 1 if small else 20, REAL, "least_ambiguous")
+
+
+def heart(small: bool) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    clients = fb.data.load("heart-disease").sites()
+    net = nn.Sequential(nn.Linear(clients.data.seen_shape[0], 16), nn.ReLU(), nn.Linear(16, 2))
+    run = fb.fit(net, clients, method=fb.methods.feduab(draws=10, lr=0.05, epochs=1), rounds=1 if small else 40)
+    print("heart", run.scores(), flush=True)
+    return judged(run, "heart disease", 2 if small else 200, REAL, "least_ambiguous")
+
+
+def landmine(small: bool) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    clients = fb.data.load("landmine").sites()
+    net = nn.Sequential(nn.Linear(clients.data.seen_shape[0], 16), nn.ReLU(), nn.Linear(16, 2))
+    run = fb.fit(net, clients, method=fb.methods.feduab(draws=10, lr=0.05, epochs=1), rounds=1 if small else 40)
+    print("landmine", run.scores(), flush=True)
+    return judged(run, "landmine", 2 if small else 100, REAL, "least_ambiguous")
+
+
+PARTS: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
+    "simulation": simulation,
+    "mnist": mnist,
+    "heart": heart,
+    "landmine": landmine,
+}
+
+
+def figure(rows: list[dict[str, Any]], path: Path) -> None:
+    """Worst-decile coverage against mean size, one point per way and setting."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+
+    looks = {"pooled": "x", "quantiles": "+", "by_class": "s", "own": "^", "label_shift": "o", "unlabelled": "D"}
+    fig, axes = plt.subplots(1, len(ALPHAS), figsize=(13, 3.6), sharey=True)
+    shown = [row for row in rows if row.get("rows") == max((r.get("rows", 0) for r in rows), default=0)]
+    for axis, alpha in zip(axes, ALPHAS):
+        for way, mark in looks.items():
+            own = [row for row in shown if row.get("alpha") == alpha and row["way"] == way]
+            sizes = [12 + 14 * np.log10(row["sites"]) for row in own]
+            axis.scatter(
+                [r["size"] for r in own], [r["worst_decile"] for r in own], s=sizes, marker=mark, label=way, alpha=0.8
+            )
+        axis.axhline(LEVEL, color="grey", linewidth=0.8, linestyle=":")
+        axis.set(title=f"Dirichlet {alpha:g}", xlabel="classes in a set, mean")
+    axes[0].set_ylabel("coverage of the worst tenth of sites")
+    axes[-1].legend(fontsize=7, loc="lower right")
+    fig.tight_layout()
+    fig.savefig(path, metadata={"Date": None})
+    plt.close(fig)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    before = json.loads(arguments.output.read_text()) if arguments.output.is_file() else {"parts": {}}
+    for part in arguments.parts or PARTS:
+        started = time.perf_counter()
+        rows = PARTS[part](arguments.small)
+        before["parts"][part] = {
+            **{"seconds": time.perf_counter() - started, "commit": commit(), "machine": platform.processor()},
+            **{"date": datetime.now(UTC).date().isoformat(), "torch": torch.__version__, "level": LEVEL, "rows": rows},
+        }
+        before["rows"] = [row for made in before["parts"].values() for row in made["rows"]]
+        kept = {"parts": before["parts"]} if arguments.output == RESULTS else before
+        write_atomically(arguments.output, json.dumps(kept, indent=1) + "\n")
+    if "simulation" in before["parts"] and arguments.output == RESULTS:
+        figure(before["parts"]["simulation"]["rows"], RESULTS.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Commands that look at sites: calibrate, so that promises hold at each; watch, so that changes at one are seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from fedbayes.cli.shared import Folder, Trust, app, out
+
+MOST = 40  # sites in a table
+CHANGED = 3  # the exit status of a watch that has alarmed
+
+
+@app.command()
+def calibrate(
+    folder: Folder,
+    coverage: Annotated[float, typer.Option(help="How often the truth must be held, at every site.")] = 0.9,
+    way: Annotated[
+        str | None,
+        typer.Option(help="label_shift, unlabelled, by_class, blended, own, quantiles or pooled."),
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="least_ambiguous, adaptive or regularised; normalised or quantile for reals; observed or weighted for "
+            "survival."
+        ),
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="Keep the coverage with this confidence, not only on average.")
+    ] = None,
+    recalibrate: Annotated[
+        bool, typer.Option("--recalibrate", help="Also compare maps of probabilities, pooled and by site.")
+    ] = False,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy of the histograms; not there yet.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+    trust: Trust = None,
+) -> None:
+    """Sets, intervals or lower bounds that hold at every site: writes calibration.npz, which predict and export use."""
+    from fedbayes.evaluate import conformal
+    from fedbayes.evaluate.calibration import held_out
+    from fedbayes.evaluate.recalibrated import compared
+    from fedbayes.runs.calibrated import write
+    from fedbayes.runs.folder import home_of, load
+
+    run = load(folder, device=device)
+    held = held_out(run)
+    made = conformal.fit(run, coverage, way=way, score=score, confidence=confidence, held=held, epsilon=epsilon)
+    out.print(coverage_table(made))
+    if recalibrate:
+        out.print(map_table(compared(run, held)))
+    print(write(home_of(folder), made))
+
+
+def coverage_table(made: object) -> Table:
+    """Coverage and size by site, with the exact interval of each; sites whose share chance does not explain are red."""
+    from fedbayes.evaluate.conformal import by_site
+    from fedbayes.runs.calibrated import Calibrated
+
+    assert isinstance(made, Calibrated)
+    rows = sorted(by_site(made), key=lambda row: row.coverage)
+    sizes = {"classes": "classes in a set", "real": "width", "survival": "lower bound"}
+    title = f"{made.coverage:.0%} by {made.way}, {made.score}: {made.rows} rows calibrate ({made.source})"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table.add_column("site", overflow="fold")
+    for name in ("rows", "coverage", "95 % interval", sizes[made.kind]):
+        table.add_column(name, justify="right")
+    for row in rows[:MOST]:
+        shown = f"{row.coverage:.3f}"
+        cells = [shown if row.inside else f"[red]{shown}[/]", f"{row.low:.3f} to {row.high:.3f}", f"{row.size:.4g}"]
+        table.add_row(escape(row.site), str(row.rows), *cells)
+    if len(rows) > MOST:
+        table.add_row(f"and {len(rows) - MOST} more", "", "", "", "")
+    total = sum(row.rows for row in rows)
+    table.add_section()
+    whole = sum(row.coverage * row.rows for row in rows) / max(total, 1)
+    size = sum(row.size * row.rows for row in rows) / max(total, 1)
+    inside = sum(row.inside for row in rows)
+    table.add_row("all", str(total), f"{whole:.3f}", f"{inside} of {len(rows)} sites as promised", f"{size:.4g}")
+    return table
+
+
+def show_by_site(folder: Path, by: str, draws: int | None, device: str | None) -> None:
+    """Scores of each site's own test rows, and coverage there: as calibrated before, or as `calibrate` would."""
+    from fedbayes.evaluate import conformal
+    from fedbayes.runs import calibrated
+    from fedbayes.runs.folder import home_of, load
+
+    run = load(folder, device=device)
+    out.print(run.scores(draws=draws, by=by).table())
+    if run.task.program.prediction.whole and run.task.clients.data.kind != "labels":
+        kept = home_of(folder) / calibrated.FILE
+        out.print(coverage_table(calibrated.read(kept.parent) if kept.is_file() else conformal.fit(run)))
+
+
+def map_table(rows: dict[str, dict[str, float]]) -> Table:
+    """NLL and ECE of judging rows, by map."""
+    table = Table("map", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("NLL ↓", "ECE ↓", "mean ECE of sites ↓"):
+        table.add_column(name, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *(f"{row[key]:.4f}" for key in ("nll", "ece", "site_ece")))
+    return table
+
+
+@app.command()
+def watch(
+    folder: Folder,
+    input: Annotated[Path, typer.Option(help="The stream, as for predict: rows in the order in which they came.")],
+    site: Annotated[str, typer.Option(help="Whose stream it is, by name or number.")],
+    label: Annotated[
+        str | None, typer.Option(help="The column of labels, empty where not known yet; only of a .csv with names.")
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="The column that says when a row came.")] = None,
+    scores: Annotated[str | None, typer.Option(help="epistemic,energy,entropy,mahalanobis,...")] = None,
+    alpha: Annotated[float, typer.Option(help="The chance of a false alarm, over all time.")] = 0.05,
+    reference: Annotated[str, typer.Option(help="Compare with own held-out rows, federation, or none.")] = "own",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+    trust: Trust = None,
+) -> None:
+    """Watch a site's stream for changes; goes on where it stopped. Exit status: 0 quiet, 3 after an alarm."""
+    from fedbayes.evaluate.stream import read_stream
+    from fedbayes.report.watch import write_page
+    from fedbayes.runs.folder import home_of, load
+
+    run = load(folder, device=device)
+    home = home_of(folder)
+    options = {"alpha": alpha, "reference": reference, "labels": label is not None}
+    chosen = scores.split(",") if scores else None
+    watcher = run.watch(site, scores=chosen, folder=home, **options)
+    stream = read_stream(input, run, label=label, time=time)
+    before = watcher.state.rows
+    if before > len(stream.x):
+        from fedbayes.errors import InputError
+
+        raise InputError(f"{input} has {len(stream.x)} rows, the watch on {site} has seen {before}: append to the file")
+    watcher.update(stream.x[before:], None if stream.y is None else stream.y[before:], times=stream.times[before:])
+    path = watcher.save()
+    state = watcher.state
+    out.print(f"site {escape(state.site)}: {state.rows - before} new rows, {state.rows} in all", soft_wrap=True)
+    for name, log in state.logs.items():
+        out.print(f"  {name:<20} 10^{(log - state.limit) / 2.302585093:+.1f} of its limit")
+    print(path)
+    print(write_page(home))
+    if state.alarm:
+        out.print(f"[red]alarm[/] {escape(str(state.alarm))}", soft_wrap=True)
+        raise typer.Exit(CHANGED)

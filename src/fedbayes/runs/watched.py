@@ -1,0 +1,195 @@
+"""What a watch on a site has seen so far: bets, counts, history and alarms, in one file. Needs no torch."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedbayes.errors import InputError
+from fedbayes.files import arrays_in, reading, write_atomically
+from fedbayes.scores import martingale as bets
+
+FOLDER = "watch"
+KINDS = {"inputs": "the inputs changed", "label mix": "the mix of labels changed", "noise": "labels are noisier"}
+LONGEST = 512  # points of a history
+MEND = "delete it, and the watch begins anew"
+
+
+class Alarm(NamedTuple):
+    """A fortune that passed its limit: after which row, when, by which score, what has probably changed, and how."""
+
+    row: int
+    time: str
+    score: str
+    kind: str
+    how: str
+
+    def __str__(self) -> str:
+        at = f" ({self.time})" if self.time else ""
+        return f"row {self.row}{at}: {KINDS[self.kind]}; {self.score} {self.how}"
+
+
+@dataclass
+class Channel:
+    """One score's bets: counts [G, B] of all rows so far, the fortune, and for class numbers how they came lately."""
+
+    name: str
+    kind: str
+    counts: np.ndarray
+    fortune: bets.Fortune
+    mix: bets.Mix | None = None
+
+    def add(self, bins: np.ndarray, groups: np.ndarray, uniforms: np.ndarray) -> list[float]:
+        """Bet on rows one after another; the logarithm of the fortune after each."""
+        before = self.counts[0]
+        ranks, p = bets.p_values(bets.Ranks(self.counts), bins, uniforms, groups)
+        logs = []
+        for value, label in zip(p, bins):
+            if self.mix is None:
+                odds = bets.beta_odds(value)
+            else:
+                self.mix, odds = bets.mix_odds(self.mix, before, value, label)
+                before = before + (np.arange(len(before)) == label)
+            self.fortune = bets.bet(self.fortune, odds)
+            logs.append(float(self.fortune.log))
+        self.counts = ranks.counts
+        return logs
+
+    @property
+    def how(self) -> str:
+        """Which bet has won most, in words."""
+        if self.mix is not None:
+            return "changed"
+        return bets.MEANING[int(np.argmax(self.fortune.logs))]
+
+
+@dataclass
+class State:
+    """A site's watch: its channels, the rows seen, a thinned history of the fortunes, the first alarm of each score."""
+
+    site: str
+    alpha: float
+    seed: int
+    reference: int  # rows that it began with
+    channels: list[Channel]
+    rows: int = 0
+    labelled: int = 0
+    step: int = 1  # rows between two points of the history
+    history: list[list[float]] = field(default_factory=list)  # rows, then the logarithm of each channel's fortune
+    alarms: list[Alarm] = field(default_factory=list)
+    run: str = ""  # what names the posterior that is watched
+
+    @property
+    def limit(self) -> float:
+        """The logarithm of the fortune at which a score alarms: of S scores each may err with alpha / S."""
+        return math.log(len(self.channels) / self.alpha)
+
+    @property
+    def logs(self) -> dict[str, float]:
+        """The logarithm of every score's fortune now."""
+        return {c.name: float(c.fortune.log) for c in self.channels}
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """The first alarm; None while all is quiet."""
+        return self.alarms[0] if self.alarms else None
+
+    @property
+    def level(self) -> float:
+        """How near to an alarm it is: the largest fortune over its limit, in powers of ten; 0 is an alarm."""
+        return (max(self.logs.values()) - self.limit) / math.log(10)
+
+    def kind(self) -> str:
+        """What has probably changed: the inputs, where a score of theirs has at least half of the best evidence.
+
+        Other scores move with the inputs; those of the inputs, taken by predicted class, hardly move with the rest.
+        """
+        best = max(self.channels, key=lambda c: float(c.fortune.log))
+        own = [float(c.fortune.log) for c in self.channels if c.kind == "inputs"]
+        return "inputs" if own and max(own) >= 0.5 * float(best.fortune.log) else best.kind
+
+    def look(self, channel: Channel, log: float, row: int, time: str) -> None:
+        """Note an alarm where a channel's fortune has passed the limit for the first time."""
+        if log >= self.limit and all(a.score != channel.name for a in self.alarms):
+            self.alarms.append(Alarm(row, time, channel.name, self.kind(), channel.how))
+
+    def remember(self, logs: Sequence[float]) -> None:
+        """A point of the history; every other is dropped when there are too many."""
+        if self.rows % self.step:
+            return
+        self.history.append([float(self.rows), *logs])
+        if len(self.history) > LONGEST:
+            self.step *= 2
+            self.history = [point for point in self.history if int(point[0]) % self.step == 0]
+
+
+def path_of(folder: str | Path, site: str) -> Path:
+    """The file of a site's watch in a run's folder."""
+    return Path(folder) / FOLDER / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', site)}.npz"
+
+
+def write(path: Path, state: State) -> None:
+    """Write a state, whole or not at all."""
+    head: dict[str, Any] = {name: getattr(state, name) for name in HEAD}
+    head["alarms"] = [list(alarm) for alarm in state.alarms]
+    head["channels"] = [[c.name, c.kind, c.fortune.rows, c.mix is not None] for c in state.channels]
+    arrays: dict[str, np.ndarray] = {"head": np.array(json.dumps(head)), "history": _grid(state)}
+    for i, c in enumerate(state.channels):
+        arrays |= {f"counts_{i}": c.counts, f"logs_{i}": c.fortune.logs}
+        if c.mix is not None:
+            arrays[f"lately_{i}"] = c.mix.lately
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    write_atomically(path, file.getvalue())
+
+
+HEAD = ("site", "alpha", "seed", "reference", "rows", "labelled", "step", "run")
+
+
+def _grid(state: State) -> np.ndarray:
+    return np.array(state.history, dtype=np.float64).reshape(len(state.history), 1 + len(state.channels))
+
+
+def read(path: Path) -> State:
+    """The state of a file."""
+    arrays = arrays_in(path, MEND)
+    with reading(path, MEND):
+        head = json.loads(str(arrays["head"]))
+        channels = []
+        for i, (name, kind, rows, mixes) in enumerate(head["channels"]):
+            fortune = bets.Fortune(int(rows), arrays[f"logs_{i}"].astype(np.float64))
+            counts = arrays[f"counts_{i}"].astype(np.float64)
+            if counts.ndim != 2 or fortune.logs.ndim != 1 or np.isnan(fortune.logs).any():
+                raise ValueError(f"its channel {name!r} is damaged")
+            mix = bets.Mix(arrays[f"lately_{i}"].astype(np.float64)) if mixes else None
+            channels.append(Channel(str(name), str(kind), counts, fortune, mix))
+        alarms = [Alarm(int(a[0]), *map(str, a[1:])) for a in head["alarms"]]
+        if any(a.kind not in KINDS for a in alarms) or not channels:
+            raise ValueError("its head is damaged")
+        history = arrays["history"].reshape(-1, 1 + len(channels)).tolist()
+        known = {name: head[name] for name in HEAD}
+        return State(**known, channels=channels, history=history, alarms=alarms)
+
+
+def states_in(folder: str | Path) -> list[State]:
+    """The watches of a run's folder, by site."""
+    return [read(path) for path in sorted((Path(folder) / FOLDER).glob("*.npz"))]
+
+
+def at(folder: str | Path, site: str) -> State | None:
+    """The state of a site's watch, where there is one; refused where the file is another site's."""
+    path = path_of(folder, site)
+    if not path.is_file():
+        return None
+    state = read(path)
+    if state.site != site:
+        raise InputError(f"{path} is of site {state.site!r}, not {site!r}; {MEND}")
+    return state

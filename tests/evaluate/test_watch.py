@@ -1,0 +1,203 @@
+"""A watch on a site: quiet while nothing changes, an alarm that names the change, the same bits after a kill."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedbayes as fb
+from fedbayes.data import from_arrays
+from fedbayes.errors import InputError
+from fedbayes.evaluate.stream import read_stream
+from fedbayes.report.watch import write_page
+from fedbayes.runs import watched
+
+
+@pytest.fixture(scope="module")
+def blobs():
+    """Four classes in the plane, 300 held-out rows at each of two sites."""
+    random = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 4, (1600,), generator=random)
+    centres = 3.0 * torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
+    x = centres[y] + torch.randn(1600, 2, generator=random)
+    clients = from_arrays(x[:600], y[:600], x[600:], y[600:], kind="classes", classes=4).split(
+        fb.partition.iid(), clients=2, seed=0, test_per_client=250
+    )
+    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 4))
+    method = fb.methods.feduab(draws=5, lr=0.1, epochs=3, batch=30)
+    return fb.fit(net, clients, method=method, rounds=6, engine="loop", evaluate_every=6)
+
+
+def rows(run, count=300, seed=0):
+    """New rows, as the sites' own."""
+    random = torch.Generator().manual_seed(100 + seed)
+    y = torch.randint(0, 4, (count,), generator=random)
+    centres = 3.0 * torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
+    return centres[y] + torch.randn(count, 2, generator=random), y.double()
+
+
+def bits(state):
+    return [(c.name, c.fortune.logs.tobytes(), c.counts.tobytes()) for c in state.channels], state.history, state.alarms
+
+
+def test_a_quiet_stream_is_quiet(blobs):
+    for site in (0, "1"):
+        watch = blobs.watch(site)
+        assert watch.scores == ("epistemic", "energy", "entropy", "mix", "label")
+        assert watch.update(*rows(blobs)) is None
+        assert watch.state.rows == watch.state.labelled == 300
+        assert "quiet" in repr(watch)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda x, y: (3 * x + 4, y), "inputs"),
+        (lambda x, y: (x[y == 2], y[y == 2]), "label mix"),
+        (lambda x, y: (x, (y + (torch.arange(len(y)) % 2)) % 4), "noise"),
+    ],
+    ids=["inputs", "label mix", "noise"],
+)
+def test_a_change_is_found_and_named(blobs, change, kind):
+    watch = blobs.watch(0)
+    x, y = rows(blobs, 100)
+    watch.update(x, y, times=[f"day {i}" for i in range(100)])
+    x, y = change(*rows(blobs, 800, seed=1))
+    alarm = watch.update(x[:150], y[:150], times=[f"day {100 + i}" for i in range(150)])
+    assert alarm is not None
+    assert 100 < alarm.row <= 250
+    assert alarm.kind == kind
+    assert alarm.time == f"day {alarm.row - 1}"
+    assert watched.KINDS[kind] in str(alarm)
+
+
+@pytest.mark.parametrize("cuts", [[300], [1, 127, 172], [50] * 6, [299, 1]])
+def test_a_watch_that_is_killed_goes_on_with_the_same_bits(blobs, tmp_path, cuts):
+    x, y = rows(blobs)
+    y[::7] = math.nan
+    x[200:] += 4
+    whole = blobs.watch(0)
+    whole.update(x, y)
+    start = 0
+    for size in cuts:
+        watch = blobs.watch(0, folder=tmp_path)  # of the file alone
+        watch.update(x[start : start + size], y[start : start + size])
+        start += size
+    again = watched.read(watched.path_of(tmp_path, "0"))
+    assert bits(again) == bits(whole.state)
+    assert again.labelled == whole.state.labelled < 300
+
+
+def test_what_was_not_written_is_bet_on_again(blobs, tmp_path, monkeypatch):
+    x, y = rows(blobs)
+    whole = blobs.watch(1)
+    whole.update(x, y)
+    watch = blobs.watch(1, folder=tmp_path)
+    kept = watched.write
+    written: list[int] = []
+
+    def dying(path: Path, state: watched.State) -> None:
+        if state.rows > 128:
+            raise KeyboardInterrupt
+        written.append(state.rows)
+        kept(path, state)
+
+    monkeypatch.setattr(watched, "write", dying)
+    with pytest.raises(KeyboardInterrupt):
+        watch.update(x, y)
+    monkeypatch.setattr(watched, "write", kept)
+    again = blobs.watch(1, folder=tmp_path)
+    assert again.state.rows == written[-1] == 128
+    again.update(x[128:], y[128:])
+    assert bits(again.state) == bits(whole.state)
+
+
+def test_a_stranger_is_compared_with_the_federation_or_with_itself(blobs):
+    x, y = rows(blobs)
+    stranger = blobs.watch("north", reference="federation")
+    assert stranger.state.reference > 250
+    assert stranger.update(x + 5, y) is not None
+    alone = blobs.watch("north", reference="none")
+    assert alone.update(x + 5, y) is None  # strange from the beginning, but it does not change
+    assert alone.update(x - 5, y) is not None
+
+
+def test_regressions_are_watched_too():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(700, 3, generator=random)
+    y = x.sum(1, keepdim=True) + 0.3 * torch.randn(700, 1, generator=random)
+    clients = from_arrays(x[:300], y[:300], x[300:], y[300:], standardise=True).split(fb.partition.iid(), clients=2)
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
+    run = fb.fit(net, clients, method=fb.methods.feduab(draws=5, lr=0.05), rounds=3, engine="loop", evaluate_every=3)
+    watch = run.watch(0)
+    assert watch.scores == ("epistemic", "level", "label")
+    new = torch.randn(300, 3, generator=random)
+    truth = new.sum(1, keepdim=True) + 0.3 * torch.randn(300, 1, generator=random)
+    assert watch.update(new[:150], truth[:150]) is None
+    alarm = watch.update(new[150:], truth[150:] + 4 * torch.randn(150, 1, generator=random))
+    assert alarm is not None
+    assert alarm.kind == "noise"
+
+
+def test_a_stream_is_read_with_labels_and_times(blobs, tmp_path):
+    path = tmp_path / "stream.csv"
+    path.write_text("when,a,b,y\nmon,0.5,1,2\ntue,1,2,\n")
+    stream = read_stream(path, blobs, label="y", time="when")
+    assert stream.x.tolist() == [[0.5, 1], [1, 2]]
+    assert stream.times == ["mon", "tue"]
+    assert stream.y is not None
+    assert stream.y[0] == 2
+    assert math.isnan(stream.y[1])
+    with pytest.raises(InputError, match="data row 1"):
+        read_stream(path, blobs)
+    path.write_text("a,b\n0.5,1\n1,2\n")
+    assert read_stream(path, blobs).x.tolist() == [[0.5, 1], [1, 2]]
+    with pytest.raises(InputError, match="no column 'y'"):
+        read_stream(path, blobs, label="y")
+
+
+def test_the_page_has_a_line_for_each_site(blobs, tmp_path):
+    with pytest.raises(InputError, match="has no watch yet"):
+        write_page(tmp_path)
+    x, y = rows(blobs)
+    blobs.watch(0, folder=tmp_path).update(x, y)
+    blobs.watch(1, folder=tmp_path).update(x + 5, y)
+    text = write_page(tmp_path).read_text()
+    assert "1 of 2 sites have changed" in text
+    assert text.index(">1</th>") < text.index(">0</th>")  # who has changed comes first
+    assert "the inputs changed" in text
+
+
+def test_histories_stay_short_and_keep_their_ends(blobs):
+    state = blobs.watch(0).state
+    for _ in range(5000):
+        state.rows += 1
+        state.remember([0.0] * len(state.channels))
+    assert len(state.history) <= watched.LONGEST
+    assert np.diff([point[0] for point in state.history]).min() == state.step
+
+
+def test_what_can_t_be_watched_says_so(blobs, tmp_path):
+    with pytest.raises(InputError, match="unknown site 'north'"):
+        blobs.watch("north")
+    with pytest.raises(InputError, match="unknown reference"):
+        blobs.watch(0, reference="others")
+    with pytest.raises(InputError, match="alpha is the chance of a false alarm"):
+        blobs.watch(0, alpha=5)
+    with pytest.raises(InputError, match="unknown score for this run"):
+        blobs.watch(0, scores=["entropi"])
+    with pytest.raises(InputError, match="2 targets for 3 rows"):
+        blobs.watch(0).update(torch.zeros(3, 2), [0, 1])
+    with pytest.raises(InputError, match="classes from 0 to 3"):
+        blobs.watch(0).update(torch.zeros(1, 2), [9])
+    watch = blobs.watch(0, folder=tmp_path)
+    watch.state.run = "another"
+    watch.save()
+    with pytest.raises(InputError, match="watches another posterior"):
+        blobs.watch(0, folder=tmp_path)
+    watched.path_of(tmp_path, "0").write_bytes(b"PK nothing")
+    with pytest.raises(InputError, match="the watch begins anew"):
+        blobs.watch(0, folder=tmp_path)
