@@ -9,30 +9,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedbayes.errors import InputError
 from fedbayes.federation.delays import Delays
 from fedbayes.federation.flight import DROPPED, LATE, REASONS, STALE, Flight, Seat, Sent
 from fedbayes.federation.program import FederationState, Order, Program
 from fedbayes.federation.round import called, told
-from fedbayes.federation.schedule import Plan, Scheduler, speeds
+from fedbayes.federation.schedule import Plan, Scheduler, Waiting, speeds
 from fedbayes.federation.waiting import BUFFERED, STALENESS, BufferOptions
 from fedbayes.noise import address
 
 ASLEEP = 4096  # clients met asleep that are remembered until they wake
-
-
-class Waiting(NamedTuple):
-    """How many are on their way, how many answers close a round, and who is given up when."""
-
-    clients: int
-    cohort: int
-    buffer: int
-    discount: Callable[[int], float]
-    max_staleness: int | None = None
-    timeout: float | None = None
-    dropout: float = 0.0
 
 
 def waiting_of(options: BufferOptions, program: Program, *, clients: int, cohort: int, dropout: float = 0.0) -> Waiting:
@@ -65,7 +53,7 @@ def buffered(waiting: Waiting, *, seed: int, delays: Delays | None = None) -> Sc
         }
         return planned(state.round, here, day.buffer, day.flight(here), state.flight, lost, reported, waiting.discount)
 
-    return Scheduler(BUFFERED, plan, lambda number: ())
+    return Scheduler(BUFFERED, plan, lambda number: (), waiting)
 
 
 def planned(

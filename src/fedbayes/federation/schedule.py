@@ -22,12 +22,25 @@ class Plan(NamedTuple):
     discount: Callable[[int], float] = lambda age: 1.0  # on changes from a broadcast that is older by so many versions
 
 
+class Waiting(NamedTuple):
+    """Where rounds do not wait: how many are on their way, how many answers close a round, who is given up when."""
+
+    clients: int
+    cohort: int
+    buffer: int
+    discount: Callable[[int], float]
+    max_staleness: int | None = None
+    timeout: float | None = None
+    dropout: float = 0.0
+
+
 class Scheduler(NamedTuple):
     """Decides which orders are run before the next closing."""
 
     name: str
     plan: Callable[[Program, FederationState], Plan]
     cohort: Callable[[int], tuple[int, ...]]  # who will take part in a round, where that is known before
+    waiting: Waiting | None = None  # where rounds do not wait
 
 
 def synchronous(

@@ -13,6 +13,7 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.experiments.keys import FLOWER
 from fedbayes.federation.program import BY_MEMBERS, STATISTICS, Program
+from fedbayes.flower.aloft import rounds_aloft
 from fedbayes.flower.border import Unusable
 from fedbayes.flower.measured import Deadline, Measured
 from fedbayes.flower.metrics import Metrics
@@ -20,7 +21,7 @@ from fedbayes.flower.places import Places
 from fedbayes.flower.post import Post
 from fedbayes.flower.remote import Remote
 from fedbayes.flower.roll import Roll
-from fedbayes.flower.settings import settings_of
+from fedbayes.flower.settings import Settings, settings_of
 from fedbayes.flower.shown import LEAST
 from fedbayes.flower.status import Sign
 from fedbayes.flower.wire import head_of, layouts_of
@@ -63,6 +64,26 @@ def check_sums(method: str, program: Program) -> None:
         )
 
 
+def check_buffered(experiment: Experiment, task: Task, settings: Settings) -> None:
+    """Refuse what would wait for all clients where rounds do not wait."""
+    reasons = {
+        "secure: masks are agreed on by the clients of one round, who would wait for one another; set secure = false": (
+            settings.secure
+        ),
+        "client_scores: scores on the clients' rows wait for all of them; set client_scores = false": bool(
+            settings.client_scores
+        ),
+        "personal_every: scores of personal models wait for all clients; set it to 0": experiment.personal_every > 0,
+        f"{experiment.method} has no global model, and scores of personal ones wait for all clients": (
+            not task.program.prediction.whole
+        ),
+        "delays: they are of a simulation; leave them out": experiment.delays is not None,
+    }
+    for why, holds in reasons.items():
+        if holds:
+            raise InputError(f'flower: schedule = "buffered": {why}')
+
+
 def check_sizes(buckets: int, cohort: int) -> None:
     """Refuse buckets that have too few clients to hide one another in a secure sum."""
     if buckets and cohort // buckets < LEAST:
@@ -87,6 +108,8 @@ def federated(post: Post) -> Carrier:
             raise InputError('laplace: on Flower posteriors travel with the rounds; set laplace = "every"')
         if any(stage.name == STATISTICS for stage in task.program.stages):
             raise InputError("norm_passes: on Flower a round is one exchange; set it to 0")
+        if task.scheduler.waiting is not None:
+            check_buffered(experiment, task, settings)
         if settings.secure:
             check_sums(experiment.method, task.program)
             check_sizes(task.program.pooling.buckets, task.cohort)
@@ -126,7 +149,7 @@ def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], N
     assert isinstance(engine, Remote)
     asks = engine.settings.client_scores
     if asks is None:
-        asks = not len(task.clients.data.test_x)
+        asks = not len(task.clients.data.test_x) and task.scheduler.waiting is None
     for made, record in _steady(task, progress, own, after):
         if asks and task.program.prediction.whole and "test" in record:
             started = time.perf_counter()
@@ -147,10 +170,11 @@ def _steady(task: Task, progress: Progress, own: OwnStore, after: Callable[[], N
     Under masks a client may spoil a sum unseen, and nobody knows who did: the posterior before it is trained on.
     """
     engine, before, taken_back = task.engine, progress, 0
+    carry = rounds if task.scheduler.waiting is None else rounds_aloft
     assert isinstance(engine, Remote)
     while True:
         try:
-            for made, record in rounds(task, progress, own, after):
+            for made, record in carry(task, progress, own, after):
                 before, progress = progress, made
                 yield made, record
             return

@@ -87,7 +87,7 @@ class Remote:
         """The sum without the terms."""
         from fedbayes.flower.secure_round import secure_outcome  # needs Flower's cryptography
 
-        return secure_outcome(self.asking, order, lambda k: _counted(own(k)), after)
+        return secure_outcome(self.asking, order, lambda k: counted(own(k)), after)
 
     def take_notes(self) -> list[str]:
         notes, self.asking.notes = [*self.roll.take_notes(), *self.asking.notes], []
@@ -118,7 +118,7 @@ class Remote:
         number, own = federation.state.round, federation.own
         sent = {**federation.state.broadcast, **noise_of_one(federation)}
         noise = sent[NOISE_PART].mean.numel() if NOISE_PART in sent else 0
-        return self._sums(REFINE, sent, lambda k: {"round": number, "counted": _counted(own(k)), "noise": noise})
+        return self._sums(REFINE, sent, lambda k: {"round": number, "counted": counted(own(k)), "noise": noise})
 
     def _sums(self, kind: str, parts: Parts, about: Callable[[int], Head]) -> Iterator[tuple[int, Sums]]:
         """What clients with test rows answer, in the order of the clients; who can't be read is named in a note."""
@@ -143,10 +143,11 @@ class Remote:
     def _ask(self, order: Order, own: OwnState, nodes: Mapping[int, int]) -> Iterator[tuple[int, Answer]]:
         sent = write(order.broadcast, self.settings.coding)
         head = {**self.asking.coded(), "round": order.round, **told_by(self.program, order)}
-        letters = {node: Letter({**head, "client": k, "counted": _counted(own(k))}, sent) for k, node in nodes.items()}
+        letters = {node: Letter({**head, "client": k, "counted": counted(own(k))}, sent) for k, node in nodes.items()}
         for node, answer in self.asking.exchange(ASK, letters):
             yield letters[node].head["client"], answer
 
 
-def _counted(own: Own | None) -> int:
+def counted(own: Own | None) -> int:
+    """The round after which a client's own state was counted last; -1 before the first."""
     return -1 if own is None else int(own["counted"])

@@ -38,6 +38,19 @@ class Roll:
 
     def online(self) -> dict[int, int]:
         """The node of each client that is online now; nodes not met before are asked who they are."""
+        nodes, new = self.met()
+        if new:
+            for node, answer in exchange(self.post, QUERY, new, self.settings.wait):
+                self.enter(node, answer, nodes)
+        return self.seated()
+
+    def seated(self) -> dict[int, int]:
+        """The node of each client whose card is known, but for those put aside."""
+        cards = sorted(self.cards.items())
+        return {card.client: node for node, card in cards if card.client not in self.put_aside}
+
+    def met(self) -> tuple[Mapping[int, Who], dict[int, Letter]]:
+        """The nodes that are online, and letters to those that must be asked who they are."""
         nodes = self.post.nodes()
         for known in [*self.cards]:
             if known not in nodes:
@@ -46,12 +59,7 @@ class Roll:
             del self.turned_away[gone]
         now = time.monotonic()
         away = {node for node, card in self.turned_away.items() if card.again > now}
-        new = {node: Letter(self.head, {}) for node in nodes if node not in self.cards and node not in away}
-        if new:
-            for node, answer in exchange(self.post, QUERY, new, self.settings.wait):
-                self._enter(node, answer, nodes)
-        cards = sorted(self.cards.items())
-        return {card.client: node for node, card in cards if card.client not in self.put_aside}
+        return nodes, {node: Letter(self.head, {}) for node in nodes if node not in self.cards and node not in away}
 
     def wait_for(self, enough: int, wanted: Mapping[int, object] | None = None) -> dict[int, int]:
         """The clients online, as soon as `enough` of those wanted are; those there are when the time is up."""
@@ -86,7 +94,8 @@ class Roll:
         notes, self.notes = self.notes, []
         return notes
 
-    def _enter(self, node: int, answer: Answer, nodes: Mapping[int, Who]) -> None:
+    def enter(self, node: int, answer: Answer, nodes: Mapping[int, Who]) -> None:
+        """Take in what a node says of itself, or turn it away."""
         card = guarded(node, card_of, answer, self.head, self.sizes, self.settings.max_rows)
         if not isinstance(card, Refusal):
             try:

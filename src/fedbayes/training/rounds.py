@@ -51,10 +51,15 @@ def rounds(
             with share(STEPS):
                 outcomes = _run_plans([task], [plan], [own], after_client)
             progress, record = close(task, progress, own, plan, outcomes[0])
-            _make_personal([task], [progress], [own], [record])
-            progress = _stop(task, progress, record)
+            progress = judged(task, progress, own, record)
         record["seconds"] = time.perf_counter() - started
         yield progress, record
+
+
+def judged(task: Task, progress: Progress, own: OwnStore, record: dict[str, Any]) -> Progress:
+    """The progress after what is looked at when a round is closed: personal models, and whether to stop."""
+    _make_personal([task], [progress], [own], [record])
+    return _stop(task, progress, record)
 
 
 def rounds_together(
