@@ -22,11 +22,11 @@ from scipy.stats import binom
 from torch import Tensor, nn
 
 import fedbayes as fb
+from fedbayes.chance import martingale as bets
 from fedbayes.evaluate import watch as watching
 from fedbayes.files import write_atomically
 from fedbayes.papers.cells import commit
 from fedbayes.runs.watched import Channel, State
-from fedbayes.scores import martingale as bets
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "watch.json"
 ALPHA = 0.05

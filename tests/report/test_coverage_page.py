@@ -1,6 +1,8 @@
 """The panel of promises: a dot for each site, red below what chance allows, from files alone."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +62,8 @@ def test_a_damaged_calibration_is_named_and_left_out(tmp_path):
     material = gather([folder])
     assert coverage(material) is None
     assert any("calibration.npz" in note for note in material.missing)
+
+
+def test_pages_are_written_without_torch():
+    code = "import sys, fedbayes.report, fedbayes.report.watch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

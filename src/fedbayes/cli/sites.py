@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.shared import Folder, Trust, app, out
+from fedbayes.errors import InputError
 
 MOST = 40  # sites in a table
 CHANGED = 3  # the exit status of a watch that has alarmed
@@ -111,8 +112,13 @@ def map_table(rows: dict[str, dict[str, float]]) -> Table:
 @app.command()
 def watch(
     folder: Folder,
-    input: Annotated[Path, typer.Option(help="The stream, as for predict: rows in the order in which they came.")],
-    site: Annotated[str, typer.Option(help="Whose stream it is, by name or number.")],
+    input: Annotated[
+        Path | None,
+        typer.Option(
+            help="The stream, as for predict: rows in the order in which they came; without one only the page."
+        ),
+    ] = None,
+    site: Annotated[str | None, typer.Option(help="Whose stream it is, by name or number.")] = None,
     label: Annotated[
         str | None, typer.Option(help="The column of labels, empty where not known yet; only of a .csv with names.")
     ] = None,
@@ -128,6 +134,11 @@ def watch(
     from fedbayes.report.watch import write_page
     from fedbayes.runs.folder import home_of, load
 
+    if input is None:
+        print(write_page(home_of(folder)))
+        return
+    if site is None:
+        raise InputError("--input is of one site: give its name or number with --site")
     run = load(folder, device=device)
     home = home_of(folder)
     options = {"alpha": alpha, "reference": reference, "labels": label is not None}
@@ -136,8 +147,6 @@ def watch(
     stream = read_stream(input, run, label=label, time=time)
     before = watcher.state.rows
     if before > len(stream.x):
-        from fedbayes.errors import InputError
-
         raise InputError(f"{input} has {len(stream.x)} rows, the watch on {site} has seen {before}: append to the file")
     watcher.update(stream.x[before:], None if stream.y is None else stream.y[before:], times=stream.times[before:])
     path = watcher.save()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.chance import martingale as bets
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate import ood
 from fedbayes.model.predictive import Predictive
@@ -22,7 +23,6 @@ from fedbayes.noise import generator
 from fedbayes.runs import watched
 from fedbayes.runs.calibrated import scale_of
 from fedbayes.runs.watched import Alarm, Channel, State
-from fedbayes.scores import martingale as bets
 from fedbayes.scores.conformal import label_scores, normalised_residual, survival_residual
 from fedbayes.training.run import Run
 from fedbayes.training.tested import predict_with

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.federation.kept import MEMBERS, NOISE_PART, apart
 from fedbayes.federation.program import FederationState, Program
+from fedbayes.flower.counting import counter_of
 from fedbayes.flower.kept import Kept, Lost
-from fedbayes.flower.node import EVALUATE, QUERY, REFINE, SECURE, TRAIN, Node
+from fedbayes.flower.node import CALIBRATE, EVALUATE, PROMISE, QUERY, REFINE, SECURE, TRAIN, WATCH, Node
 from fedbayes.flower.wire import Coding, Letter, Refused, check_head, read, write
 from fedbayes.posterior.values import Draws, LowRank, Parts, Point
 from fedbayes.training.personal import Federation, personal_sums
@@ -22,7 +23,12 @@ def answer(node: Node, kind: str, letter: Letter, kept: Kept) -> Letter:
         if kind in SECURE:
             from fedbayes.flower import secure_node  # needs Flower's cryptography
 
-            return secure_node.answer(node, kind, letter, kept)
+            return secure_node.answer(counter_of(node, letter.head), kind, letter, kept)
+        if kind in LOOKS:
+            from fedbayes.flower import looks
+
+            like = predicting_like(node.task.program, letter.head["members"], letter.head["noise"])
+            return getattr(looks, LOOKS[kind])(node, letter, kept, like)
         return ANSWERS[kind](node, letter, kept)
     except Refused as why:
         return Letter({"refused": str(why)}, {})
@@ -98,6 +104,7 @@ def predicting_like(program: Program, members: int, noise: int) -> Parts:
     return like
 
 
+LOOKS = {CALIBRATE: "calibrate", PROMISE: "promise", WATCH: "watch"}
 ANSWERS: dict[str, Callable[[Node, Letter, Kept], Letter]] = {
     QUERY: introduce,
     TRAIN: train,

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedbayes.errors import InputError, disk_advice
+from fedbayes.errors import InputError, disk_advice, unknown
 from fedbayes.experiments.build import options_of_method
 from fedbayes.experiments.experiment import Experiment, read, with_settings
-from fedbayes.flower.answers import answer
+from fedbayes.flower.answers import LOOKS, answer
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.grid import GridPost, content_of, letter_of
+from fedbayes.flower.jobs import JOBS
 from fedbayes.flower.kept import Kept, Slot, in_file, shown_in_file
 from fedbayes.flower.library import ClientApp, ConfigRecord, Context, Grid, Message, ServerApp
 from fedbayes.flower.node import EVALUATE, QUERY, REFINE, SECURE, TRAIN, Node
@@ -26,7 +27,8 @@ OWN = "fedbayes.own"
 
 
 def server_app(experiment: str | Path) -> ServerApp:
-    """The server of an experiment. Run configuration: `output`, the run folder, and `set`, as of `fedbayes run`."""
+    """The server of an experiment. Run configuration: `output`, the run folder; `set`, as of `fedbayes run`; `job`:
+    train, or on what was trained calibrate or watch."""
     app = ServerApp()
 
     @app.main()
@@ -35,7 +37,13 @@ def server_app(experiment: str | Path) -> ServerApp:
         folder = Path(str(context.run_config.get("output", f"runs/{Path(experiment).stem}")))
         print(f"fedbayes: run folder {folder.resolve()}", flush=True)
         try:
-            run(x, folder, GridPost(grid), Watch(round=_say))
+            job = str(context.run_config.get("job", "train"))
+            if job in JOBS:  # on the posterior of a run that was trained before
+                print(f"fedbayes: {JOBS[job](x, folder, GridPost(grid))}", flush=True)
+            elif job != "train":
+                raise unknown("job", job, ["train", *JOBS])
+            else:
+                run(x, folder, GridPost(grid), Watch(round=_say))
         except InputError as error:
             print(f"error: {error}", flush=True)
             raise
@@ -49,7 +57,8 @@ def server_app(experiment: str | Path) -> ServerApp:
 
 def client_app(experiment: str | Path, *, state: str | Path | None = None) -> ClientApp:
     """The clients of an experiment. Node configuration: `partition-id`, the client's number; `state`, a folder for
-    what it keeps, so that a node that starts again still has it; `device`."""
+    what it keeps, so that a node that starts again still has it; `device`; for the job `watch` `stream`, a file that
+    new rows come into, and `label`, the column of their labels."""
     app = ClientApp()
 
     def answering(kind: str) -> Any:
@@ -69,6 +78,8 @@ def client_app(experiment: str | Path, *, state: str | Path | None = None) -> Cl
         app.train(kind.removeprefix(f"{TRAIN}."))(answering(kind))
     app.evaluate()(answering(EVALUATE))
     app.evaluate("refine")(answering(REFINE))
+    for kind in LOOKS:
+        app.evaluate(kind.removeprefix(f"{EVALUATE}."))(answering(kind))
     return app
 
 
@@ -88,6 +99,9 @@ def _answer(x: Experiment, kind: str, letter: Letter, context: Context, state: s
         return Letter({"refused": f"method is {method!r}, not one of {', '.join(x.all_methods)}"}, {})
     device = str(context.node_config.get("device", x.device))
     node = Node(replace(x.only(method), device=device), client)
+    given = {name: context.node_config.get(name) for name in ("stream", "label")}
+    node.stream, node.label = (None if v is None else str(v) for v in given.values())
+    node.state = state
     return answer(node, kind, letter, _kept(context, state, f"{letter.head.get('run')}.{method}", client))
 
 

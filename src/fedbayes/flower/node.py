@@ -23,6 +23,7 @@ from fedbayes.training.rounds import Task
 
 TOLD = "told."  # before the name of a number in a head
 QUERY, TRAIN, EVALUATE, REFINE = "query", "train", "evaluate", "evaluate.refine"
+CALIBRATE, PROMISE, WATCH = "evaluate.calibrate", "evaluate.promise", "evaluate.watch"
 SECURE = ("train.keys", "train.shares", "train.masked", "train.unmask")  # the letters of a secure sum
 
 
@@ -41,6 +42,10 @@ class Node:
 
     def __init__(self, experiment: Experiment, client: int) -> None:
         self.client = client
+        self.secure = bool(experiment.flower.get("secure"))  # by its own file, whatever a letter says
+        self.stream: str | None = None  # a file that new rows come into, and the column of their labels
+        self.label: str | None = None
+        self.state: str | None = None  # a folder for what a watch has seen
         here = to_toml(replace(experiment, pretrain={}))  # what the server trains before is in its broadcast
         self.task = _task(here, client if keeps_apart(experiment) else 0)
         if not 0 <= client < len(self.task.clients):

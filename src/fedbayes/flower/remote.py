@@ -100,6 +100,14 @@ class Remote:
 
     def scores(self, state: FederationState) -> dict[str, float]:
         """Scores of a posterior on the test rows of all clients online: their sums are added, and decoded once."""
+        parts, about = self.posterior_of(state)
+        total: Sums | None = None
+        for _, sums in self._sums(EVALUATE, parts, lambda k: about):
+            total = sums if total is None else {name: total[name] + t for name, t in sums.items()}
+        return {} if total is None else SUMS[self.program.model.likelihood.kind][1](total)
+
+    def posterior_of(self, state: FederationState) -> tuple[Parts, Head]:
+        """All parts that predict, and what the head of a letter says of them."""
         kept = state.kept._replace(who=(), lone_noise=None)
         ensembles = [q for q in kept.members.values() if isinstance(q, Draws | LowRank)]
         about = {
@@ -107,11 +115,7 @@ class Remote:
             "members": next((len(q.factors if isinstance(q, LowRank) else q.values) for q in ensembles), 0),
             "noise": 0 if kept.noise is None else kept.noise.numel(),
         }
-        parts = {**state.broadcast, **kept.as_parts()}
-        total: Sums | None = None
-        for _, sums in self._sums(EVALUATE, parts, lambda k: about):
-            total = sums if total is None else {name: total[name] + t for name, t in sums.items()}
-        return {} if total is None else SUMS[self.program.model.likelihood.kind][1](total)
+        return {**state.broadcast, **kept.as_parts()}, about
 
     def personal(self, federation: Federation) -> Iterator[tuple[int, Sums]]:
         """Sums of the personal models' scores, by client: each makes its own and tests it on its own rows."""

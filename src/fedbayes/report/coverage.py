@@ -7,12 +7,12 @@ from html import escape
 
 import numpy as np
 
+from fedbayes.chance.binomial import exact_band
 from fedbayes.report.charts import Axes, ticks
 from fedbayes.report.drawing import Area, Dots, Drawing, Line, Text
 from fedbayes.report.learning import key, table
 from fedbayes.report.material import Figure, Material, Section, Shown
 from fedbayes.runs.records import Arrays
-from fedbayes.scores.binomial import exact_band
 
 SIZES = {"classes": "classes in a set", "real": "width", "survival": "lower bound"}
 

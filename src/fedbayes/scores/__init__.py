@@ -1,5 +1,6 @@
 """Scores: tensors in, numbers out. Each says its direction; those that add over sites have a `*_sums` form."""
 
+from fedbayes.chance.binomial import exact_band, exact_interval
 from fedbayes.scores.additive import (
     SUMS,
     classification_scores,
@@ -10,7 +11,6 @@ from fedbayes.scores.additive import (
     regression_sums,
     survival_scores,
 )
-from fedbayes.scores.binomial import exact_band, exact_interval
 from fedbayes.scores.bins import histogram
 from fedbayes.scores.by_site import SiteScores, site_scores
 from fedbayes.scores.calibration import (

@@ -1,0 +1,242 @@
+"""Jobs beside training, on the posterior of a run folder: calibrate at all sites, look at all watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from fedbayes.chance import martingale as bets
+from fedbayes.errors import InputError, unknown
+from fedbayes.evaluate.conformal import BY_KIND, THRESHOLDS, WAYS, WITHOUT_CLASSES, Gathered, edges_of
+from fedbayes.experiments.build import build
+from fedbayes.experiments.experiment import Experiment, folder_name
+from fedbayes.flower.border import LARGEST, Refusal, guarded, listed, opened, whole
+from fedbayes.flower.counting import secure_counts
+from fedbayes.flower.federated import carried, federated
+from fedbayes.flower.looks import COUNTS, spread_at
+from fedbayes.flower.node import CALIBRATE, PROMISE, WATCH
+from fedbayes.flower.post import Answer, Post
+from fedbayes.flower.remote import Remote
+from fedbayes.flower.wire import Head, Letter, Refused, write
+from fedbayes.runs import calibrated, checkpoint, watched
+from fedbayes.runs.calibrated import Calibrated
+from fedbayes.runs.watched import Alarm, Channel, State
+from fedbayes.training.run import Run
+
+Value = TypeVar("Value")
+
+
+class Told(NamedTuple):
+    """How a client's promise did, and its thresholds."""
+
+    rows: int
+    hits: int
+    size: float
+    thresholds: torch.Tensor
+    mix: torch.Tensor
+
+
+def calibrate(
+    experiment: Experiment,
+    folder: str | Path,
+    post: Post,
+    *,
+    coverage: float = 0.9,
+    way: str | None = None,
+    score: str | None = None,
+    confidence: float | None = None,
+    epsilon: float | None = None,
+    penalty: float = 0.01,
+    free: int = 2,
+) -> Calibrated:
+    """Calibrate a trained run at the clients behind a post: histograms are added, thresholds are made at each site.
+
+    Writes `calibration.npz` into the run's folder, as `fedbayes calibrate` does.
+    """
+    if epsilon is not None:
+        raise InputError("epsilon: histograms can't be noised yet; leave epsilon out, and calibrate without privacy")
+    job = Job(experiment, folder, post)
+    kind = job.kind
+    score, way = score or BY_KIND[kind][0], way or ("label_shift" if kind == "classes" else "pooled")
+    able = [s for s in BY_KIND[kind] if s != "weighted"]
+    if score not in able:
+        raise unknown(f"conformal score for {kind} on Flower", score, able)
+    ways = [w for w in (WAYS if kind == "classes" else WITHOUT_CLASSES) if w != "quantiles"]
+    if way not in ways:
+        raise unknown("way to calibrate on Flower", way, ways)
+    secure = job.engine.settings.secure
+    about: Head = {"score": score, "way": way, "coverage": coverage, "penalty": penalty, "free": free}
+    about |= {"confidence": confidence or 0.0, "spread": spread_at(job.task)}
+    classes = job.task.clients.data.classes if kind == "classes" else 1
+    edges = edges_of(score, classes, penalty, free)
+    shape = (classes, len(edges) + 1)
+    if secure:
+        counts = secure_counts(job.engine.asking, job.run._final, about, shape)
+    else:
+        own = dict(job.ask(CALIBRATE, about, {}, lambda a, e, n: _counts(a, e, shape, (n + 1) // 2)))
+        if not own:
+            raise InputError(f"no client sent a histogram ({'; '.join(job.take_notes()) or 'no node is online'})")
+        counts = torch.stack([own[k] for k in sorted(own)]).sum(0)
+    # A site that could not calibrate may still make its own thresholds of what the others sent.
+    told = dict(job.ask(PROMISE, about, {COUNTS: counts.numpy()}, lambda a, e, n: _told(a, e, classes, n // 2, secure)))
+    if not told:
+        raise InputError(f"no client answered ({'; '.join(job.take_notes()) or 'no node is online'})")
+    clients = job.task.clients
+    who = sorted(told)
+    mixes = torch.ones(len(who), classes, dtype=torch.float64) / classes
+    gathered = Gathered(counts, [], edges)
+    _, everywhere = THRESHOLDS["pooled"](gathered, mixes, coverage, confidence)
+    if secure and way in ("pooled", "by_class"):  # which are the same everywhere
+        same, _ = THRESHOLDS[way](gathered, mixes, coverage, confidence)
+        told = {k: told[k]._replace(thresholds=same[i]) for i, k in enumerate(who)}
+    made = Calibrated(
+        *(kind, score, way, coverage, tuple(clients.name(k) for k in who)),
+        *(torch.stack([told[k].thresholds for k in who]), everywhere, int(counts.sum()), counts, edges),
+        *(torch.stack([told[k].mix for k in who]), torch.tensor(about["spread"], dtype=torch.float64)),
+        penalty=penalty,
+        free=free,
+        confidence=confidence,
+        source="half of the clients' test rows" + ("; sites keep their thresholds" if secure else ""),
+    )
+    judged = {
+        "rows": [told[k].rows for k in who],
+        "hits": [told[k].hits for k in who],
+        "size": [told[k].size for k in who],
+    }
+    made.judged.update({name: np.array(v, dtype=np.float64) for name, v in judged.items()})
+    calibrated.write(job.home, made)
+    return made
+
+
+def watch(experiment: Experiment, folder: str | Path, post: Post, *, alpha: float = 0.05) -> list[State]:
+    """Let every client that has a stream bet on what has come into it; writes what they say into the run's folder."""
+    job = Job(experiment, folder, post)
+    states = []
+    for k, state in job.ask(WATCH, {"alpha": alpha}, {}, _state):
+        state.site, state.alpha = job.task.clients.name(k), alpha
+        watched.write(watched.path_of(job.home, state.site), state)
+        states.append(state)
+    if not states:
+        raise InputError(f"no client watches a stream ({'; '.join(job.take_notes()) or 'no node is online'})")
+    return states
+
+
+class Job:
+    """A trained run at the server, and the clients behind a post."""
+
+    def __init__(self, experiment: Experiment, folder: str | Path, post: Post) -> None:
+        x = carried(experiment)
+        one = x.only(x.method)
+        self.home = Path(folder) / folder_name(x.method) if x.methods else Path(folder)
+        paths = checkpoint.paths(self.home)
+        if not paths:
+            raise InputError(f"{self.home} has no checkpoint yet: train it first")
+        task = build(one)
+        progress = checkpoint.read(paths[-1], one, task)[0]
+        self.task = federated(post).bind(one, task, self.home)
+        assert isinstance(self.task.engine, Remote)
+        self.engine = self.task.engine
+        self.run = Run(self.task, progress, [])
+        self.kind = self.task.program.model.likelihood.kind
+        if not self.task.program.prediction.whole or self.kind not in BY_KIND:
+            raise InputError(
+                f"{x.method} predicts {self.kind} by personal models or labels, which can't be looked at here"
+            )
+
+    def ask(
+        self,
+        kind: str,
+        about: Head,
+        arrays: dict[str, np.ndarray],
+        parse: Callable[[Answer, Head, int], Value],
+    ) -> Iterator[tuple[int, Value]]:
+        """What clients with test rows answer to a letter with the posterior; who can't be read is named in a note."""
+        engine, state = self.engine, self.run._final
+        posterior, told = engine.posterior_of(state)
+        sent = {**write(posterior, engine.settings.coding), **arrays}
+        online = engine.roll.online()
+        cards = {card.client: card for card in engine.roll.cards.values()}
+        nodes = {node: k for k, node in online.items() if cards[k].test_rows}
+        head = {**engine.asking.coded(), **told, **about}
+        letters = {node: Letter({**head, "client": k}, sent) for node, k in nodes.items()}
+        answers: dict[int, Value] = {}
+        for node, answer in engine.asking.exchange(kind, letters):
+            k = nodes[node]
+            value = guarded(k, parse, answer, engine.asking.expected(k, state.round), cards[k].test_rows)
+            if isinstance(value, Refusal):
+                engine.asking.notes.append(str(value))
+                engine.roll.count(value)
+            else:
+                answers[k] = value
+        yield from sorted(answers.items())
+
+    def take_notes(self) -> list[str]:
+        return self.engine.take_notes()
+
+
+def _array(letter: Letter, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    a = letter.arrays.get(name)
+    if not isinstance(a, np.ndarray) or a.dtype != np.float64 or a.shape != shape:
+        raise Refused(f"its {name} is of another type or shape")
+    return a
+
+
+def _counts(answer: Answer, expected: Head, shape: tuple[int, ...], rows: int) -> torch.Tensor:
+    """A histogram: whole numbers, of as many rows as calibrate."""
+    counts = _array(opened(answer, expected), COUNTS, shape)
+    if not (np.isfinite(counts).all() and (counts >= 0).all() and (counts == np.round(counts)).all()):
+        raise Refused("its histogram holds what are no counts")
+    if counts.sum() != rows:
+        raise Refused(f"its histogram is of {counts.sum():g} rows, but {rows} of its test rows calibrate")
+    return torch.from_numpy(counts.copy())
+
+
+def _told(answer: Answer, expected: Head, classes: int, rows: int, hidden: bool) -> Told:
+    letter = opened(answer, expected)
+    count = whole(letter.head, "rows", rows, rows)
+    hits = whole(letter.head, "hits", 0, count)
+    size = letter.head.get("size")
+    if hidden:  # without a limit, which promises nothing that the server does not know
+        letter = Letter(letter.head, {"thresholds": np.full(classes, np.inf), "mix": np.full(classes, 1 / classes)})
+    thresholds, mix = (_array(letter, name, (classes,)) for name in ("thresholds", "mix"))
+    if type(size) is not float or not 0 <= size <= LARGEST or np.isnan(thresholds).any():
+        raise Refused("its size or thresholds are no numbers")
+    if not ((mix >= 0).all() and abs(mix.sum() - 1) < 1e-6):
+        raise Refused("its label mix is no mix")
+    return Told(count, hits, size, torch.from_numpy(thresholds.copy()), torch.from_numpy(mix.copy()))
+
+
+def _state(answer: Answer, expected: Head, rows: int) -> State:
+    """What a client tells of its watch, as a state without counts: they stay at home."""
+    letter = opened(answer, expected)
+    seen, reference = whole(letter.head, "rows", 0, 2**53), whole(letter.head, "reference", 0, 2**53)
+    names, kinds = (listed(letter.head, name, str, 32) for name in ("channels", "kinds"))
+    if not names or len(names) != len(kinds) or not {*kinds} <= {*watched.KINDS}:
+        raise Refused("its channels have no known kinds")
+    logs = _array(letter, "logs", (len(names),))
+    history = letter.arrays.get("history")
+    if not isinstance(history, np.ndarray) or history.size > (watched.LONGEST + 1) * (1 + len(names)):
+        raise Refused("its history is too long")
+    history = history.reshape(-1, 1 + len(names))
+    if history.dtype != np.float64 or not np.isfinite(history).all() or not np.isfinite(logs).all():
+        raise Refused("its history holds what is no number")
+    alarms = [_alarm(text, names) for text in listed(letter.head, "alarms", str, 32)]
+    channels = [
+        Channel(name, kind, np.zeros((1, 1)), bets.Fortune(seen, np.array([log])))
+        for name, kind, log in zip(names, kinds, logs)
+    ]
+    return State("", 0.05, 0, reference, channels, rows=seen, history=history.tolist(), alarms=alarms)
+
+
+def _alarm(text: str, names: list[str]) -> Alarm:
+    row, score, kind, how = text.split("|")
+    if score not in names or kind not in watched.KINDS or len(how) > 20 or not row.isdecimal():
+        raise Refused("its alarm can't be read")
+    return Alarm(int(row), "", score, kind, how)
+
+
+JOBS: dict[str, Callable[..., Any]] = {"calibrate": calibrate, "watch": watch}

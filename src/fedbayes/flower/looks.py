@@ -1,0 +1,150 @@
+"""How a client answers beside training: histograms to calibrate by, how promises do at home, a watch on its stream."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.engine.choice import quick_cpu, tensor_cores
+from fedbayes.errors import InputError, one_line
+from fedbayes.evaluate.calibration import target_spread
+from fedbayes.evaluate.conformal import THRESHOLDS, Gathered, edges_of, site_histograms
+from fedbayes.evaluate.stream import read_stream
+from fedbayes.evaluate.watch import watch as watch_of
+from fedbayes.federation.kept import apart
+from fedbayes.federation.program import FederationState
+from fedbayes.flower.kept import Kept
+from fedbayes.flower.node import Node
+from fedbayes.flower.wire import Coding, Letter, Refused, read
+from fedbayes.model.predictive import Predictive
+from fedbayes.noise import generator
+from fedbayes.posterior.values import Parts
+from fedbayes.runs.calibrated import Calibrated
+from fedbayes.scores.label_shift import mix_by_em, mix_of_labels
+from fedbayes.training.rounds import Progress
+from fedbayes.training.run import Run
+from fedbayes.training.tested import predict_with
+
+COUNTS = "calibration"  # the array of added histograms in a letter, beside the posterior's
+
+
+def run_of(node: Node, letter: Letter, like: Parts) -> Run:
+    """The run of the posterior that a letter carries, at this client."""
+    arrays = {name: a for name, a in letter.arrays.items() if name != COUNTS}
+    parts = read(arrays, like, Coding(letter.head["dtype"], letter.head["delta"]), what="broadcast")
+    broadcast, beside = apart(parts)
+    state = FederationState(letter.head["round"], broadcast, kept=beside)
+    return Run(node.task, Progress(state), [])
+
+
+def halves(node: Node) -> tuple[Tensor, Tensor]:
+    """The client's test rows: those that calibrate, and those that judge."""
+    rows = node.task.clients.test_rows(node.client)
+    order = torch.randperm(len(rows), generator=generator(node.task.seed, "calibrate", node.client))
+    return rows[order[: (len(rows) + 1) // 2]], rows[order[(len(rows) + 1) // 2 :]]
+
+
+def _predicted(node: Node, run: Run, rows: Tensor) -> tuple[Predictive, Tensor]:
+    data = node.task.clients.data
+    with quick_cpu(), tensor_cores(node.task.precision):
+        p = predict_with(node.task, run.parts, data.test_x[rows]).cpu()
+    y = data.test_y[rows].cpu()
+    return p, y if data.target_scale is None else data.target_scale.undo(y)
+
+
+def _histograms(node: Node, run: Run, head: dict[str, Any]) -> tuple[Tensor, Predictive, Tensor, Tensor]:
+    """Counts of the calibrating half, its predictions and targets, and the edges."""
+    rows, _ = halves(node)
+    if not len(rows):
+        raise Refused("it has no test rows")
+    p, y = _predicted(node, run, rows)
+    classes = p.mean.shape[-1] if p.kind == "classes" else 1
+    edges = edges_of(head["score"], classes, head["penalty"], head["free"])
+    spread = torch.tensor(head["spread"], dtype=torch.float64)
+    with quick_cpu():
+        counts = site_histograms(*(p, y, head["score"], edges, spread, head["coverage"], head["penalty"], head["free"]))
+    return counts, p, y, edges
+
+
+def histograms(node: Node, state: FederationState, head: dict[str, Any]) -> Tensor:
+    """The client's counts under a posterior, for a sum under masks."""
+    return _histograms(node, Run(node.task, Progress(state), []), head)[0]
+
+
+def calibrate(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
+    """A histogram of scores of the rows that calibrate, by class where targets are classes."""
+    if node.secure:
+        raise Refused("its experiment says secure = true: histograms leave it under masks alone")
+    counts = _histograms(node, run_of(node, letter, like), letter.head)[0]
+    return Letter(node.reply(letter), {COUNTS: counts.numpy()})
+
+
+def promise(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
+    """Thresholds for this client's own mix of labels, and how they do on the rows that judge."""
+    head, run = letter.head, run_of(node, letter, like)
+    own, p, y, edges = _histograms(node, run, head)
+    counts = torch.from_numpy(letter.arrays[COUNTS].astype(np.float64))
+    if counts.shape != own.shape:
+        raise Refused("the added histograms are of another shape")
+    mix = torch.ones(1, 1, dtype=torch.float64)
+    if p.kind == "classes":
+        data, clients = node.task.clients.data, node.task.clients
+        everywhere = counts.sum(1)
+        if head["way"] == "unlabelled":
+            mix = mix_by_em(p.probs, everywhere / everywhere.sum())[None]
+        else:
+            trained = torch.bincount(data.y[clients.train_rows(node.client)].cpu(), minlength=data.classes)
+            mix = mix_of_labels(own.sum(1) + trained, everywhere)[None]
+    confidence = head["confidence"] if head["confidence"] > 0 else None
+    thresholds, pooled = THRESHOLDS[head["way"]](Gathered(counts, [own], edges), mix, head["coverage"], confidence)
+    made = Calibrated(
+        *(p.kind, head["score"], head["way"], head["coverage"], ("here",), thresholds, pooled, int(counts.sum())),
+        *(counts, edges, mix, torch.tensor(head["spread"], dtype=torch.float64)),
+        penalty=head["penalty"],
+        free=head["free"],
+    )
+    _, rows = halves(node)
+    hits, size = 0, 0.0
+    if len(rows):
+        p, y = _predicted(node, run, rows)
+        hits, size = int(made.covered(p, y, 0).sum()), float(made.sizes(p, 0).mean())
+    said = {"rows": len(rows), "hits": hits, "size": size}
+    # Where its histogram was hidden, its mix and what follows from it stay at home too.
+    shown = {} if node.secure else {"thresholds": thresholds[0].numpy(), "mix": mix[0].numpy()}
+    return Letter(node.reply(letter, **said), shown)
+
+
+def watch(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
+    """Bet on what has come into the client's stream since the last look; its state stays with the client."""
+    if node.stream is None:
+        raise Refused('it has no stream: start its node with --node-config "stream=/path/stream.csv"')
+    run = run_of(node, letter, like)
+    head = letter.head
+    name = node.task.clients.name(node.client)
+    home = None if node.state is None else Path(node.state) / re.sub(r"[^A-Za-z0-9_.-]+", "-", str(head["run"]))
+    try:
+        with quick_cpu(), tensor_cores(node.task.precision):
+            made = watch_of(run, name, alpha=head["alpha"], labels=bool(node.label), folder=home)
+            stream = read_stream(Path(node.stream), run, label=node.label)
+            before = made.state.rows
+            made.update(stream.x[before:], None if stream.y is None else stream.y[before:])
+    except InputError as error:
+        raise Refused(one_line(error)) from error
+    state = made.state
+    alarms = [f"{a.row}|{a.score}|{a.kind}|{a.how}" for a in state.alarms]
+    said = {"rows": state.rows, "reference": state.reference, "alarms": alarms}
+    said |= {"channels": [c.name for c in state.channels], "kinds": [c.kind for c in state.channels]}
+    logs = np.array([float(c.fortune.log) for c in state.channels])
+    return Letter(node.reply(letter, **said), {"history": np.array(state.history, dtype=np.float64), "logs": logs})
+
+
+def spread_at(task: Any) -> list[float]:
+    """The unit of real targets that claim none, as the server knows it."""
+    if not len(task.clients.data.y):
+        return [1.0]
+    return [float(v) for v in target_spread(Run(task, Progress(FederationState(0, {})), []))]

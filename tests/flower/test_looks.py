@@ -1,0 +1,153 @@
+"""Jobs beside training, behind a post: a calibration whose sums are those of here, and watches that stay at home."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from in_process import InProcess
+
+from fedbayes.errors import InputError
+from fedbayes.evaluate.conformal import THRESHOLDS, Gathered
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.flower.federated import carried, run
+from fedbayes.flower.jobs import calibrate, watch
+from fedbayes.flower.kept import in_file
+from fedbayes.flower.node import CALIBRATE, PROMISE, WATCH, Node
+from fedbayes.flower.wire import Letter
+from fedbayes.report.watch import write_page
+from fedbayes.runs import calibrated, watched
+
+EXPERIMENT = Experiment(
+    data="flower_code:site",
+    network="flower_code:net",
+    clients=3,
+    partition="own",
+    method="feduab",
+    rounds=2,
+    options={"lr": 0.3, "epochs": 5, "test_draws": 3},
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Sites that hold their rows alone, as on their own machines; and the server's run folder."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    post = InProcess(carried(EXPERIMENT))
+    return folder, post, run(EXPERIMENT, folder, post)["feduab"]
+
+
+def test_histograms_are_added_and_thresholds_made_at_home(trained):
+    folder, _, _ = trained
+    post = InProcess(carried(EXPERIMENT))
+    made = calibrate(EXPERIMENT, folder, post, coverage=0.7)
+    assert made.sites == ("0", "1", "2")
+    assert made.rows == 12  # half of eight test rows, of three sites
+    assert made.judged["rows"].tolist() == [4, 4, 4]
+    kinds = [kind for kind, _, _ in post.asked]
+    assert kinds.count(CALIBRATE) == kinds.count(PROMISE) == 3
+    # What a node sends is a histogram of its own rows; the second letter carries the sum of all.
+    sums = [letter.arrays["calibration"] for kind, _, letter in post.asked if kind == PROMISE]
+    assert all(np.array_equal(s, made.counts.numpy()) for s in sums)
+    for k in range(3):
+        torch.testing.assert_close(made.for_mix(made.mix[k]), made.thresholds[k])
+    assert calibrated.read(folder).thresholds.tolist() == made.thresholds.tolist()
+
+
+@pytest.mark.parametrize("way", ["pooled", "by_class", "unlabelled", "own", "blended"])
+def test_every_way_is_possible(trained, way):
+    made = calibrate(EXPERIMENT, trained[0], InProcess(carried(EXPERIMENT)), coverage=0.6, way=way, score="adaptive")
+    assert made.way == way
+    assert made.judged["rows"].sum() == 12
+    if way in ("pooled", "by_class", "unlabelled"):  # which follow from the sum and the mix alone
+        here, _ = THRESHOLDS[way](Gathered(made.counts, [], made.edges), made.mix, 0.6, None)
+        torch.testing.assert_close(made.thresholds, here)
+    else:
+        assert bool((made.thresholds[0] != made.thresholds[1]).any())
+
+
+def test_what_a_node_must_not_say_is_refused_and_the_others_calibrate(trained):
+    def lying(kind, client, letter, answer):
+        if kind == CALIBRATE and client == 1:
+            return Letter(answer.head, {"calibration": 1000 * answer.arrays["calibration"]})
+        if kind == PROMISE and client == 2:
+            return Letter({**answer.head, "hits": 99}, answer.arrays)
+        return answer
+
+    post = InProcess(carried(EXPERIMENT), spoil=lying)
+    made = calibrate(EXPERIMENT, trained[0], post, coverage=0.6)
+    assert made.rows == 8
+    assert made.sites == ("0", "1")
+    nobody = InProcess(carried(EXPERIMENT), spoil=lambda kind, c, letter, a: Letter({}, {}) if kind == CALIBRATE else a)
+    with pytest.raises(InputError, match="no client sent a histogram"):
+        calibrate(EXPERIMENT, trained[0], nobody)
+
+
+def test_what_can_t_be_done_here_is_named(trained):
+    post = InProcess(carried(EXPERIMENT))
+    with pytest.raises(InputError, match="epsilon: histograms can't be noised yet"):
+        calibrate(EXPERIMENT, trained[0], post, epsilon=1.0)
+    with pytest.raises(InputError, match="unknown way to calibrate on Flower"):
+        calibrate(EXPERIMENT, trained[0], post, way="quantiles")
+    with pytest.raises(InputError, match="has no checkpoint yet"):
+        calibrate(EXPERIMENT, trained[0] / "elsewhere", post)
+
+
+def with_streams(folder, streams):
+    """Nodes whose new rows come into files, and who keep what they have seen."""
+    post = InProcess(carried(EXPERIMENT))
+    for k, path in streams.items():
+        node = Node(carried(EXPERIMENT).only("feduab"), k)
+        node.stream, node.state = str(path), str(folder / f"node-{k}")
+        post.made["feduab", 100 + k] = node, in_file(folder / f"kept-{k}")
+    return post
+
+
+def test_watches_stay_at_home_and_go_on(trained, tmp_path):
+    folder, _, _ = trained
+    random = np.random.default_rng(0)
+    rows = np.eye(3)[random.integers(0, 3, 160)][:, :2] * 2 + 0.7 * random.standard_normal((160, 2))
+    changed = rows.copy()
+    changed[40:] += 9
+    paths = {}
+    for k, values in ((0, rows), (1, changed)):
+        paths[k] = tmp_path / f"stream-{k}.csv"
+        np.savetxt(paths[k], values[:60], delimiter=",")
+    post = with_streams(tmp_path, paths)
+    first = watch(EXPERIMENT, folder, post)
+    assert [(s.site, s.rows) for s in first] == [("0", 60), ("1", 60)]
+    for k, values in ((0, rows), (1, changed)):
+        np.savetxt(paths[k], values, delimiter=",")
+    post = with_streams(tmp_path, paths)  # nodes that were started again
+    states = {s.site: s for s in watch(EXPERIMENT, folder, post)}
+    assert [s.rows for s in states.values()] == [160, 160]
+    assert states["0"].alarm is None
+    assert states["1"].alarm is not None
+    assert states["1"].alarm.row > 40
+    letters = [letter for kind, _, letter in post.asked if kind == WATCH]
+    assert letters
+    home = next((tmp_path / "node-1").rglob("*.npz"))
+    assert watched.read(home).alarms == states["1"].alarms
+    assert "1 of 2 sites have changed" in write_page(folder).read_text()
+
+
+def test_a_client_without_a_stream_says_what_is_missing(trained):
+    with pytest.raises(InputError, match="it has no stream: start its node with"):
+        watch(EXPERIMENT, trained[0], InProcess(carried(EXPERIMENT)))
+
+
+def test_under_masks_the_sum_is_the_same_and_no_histogram_is_seen(trained):
+    pytest.importorskip("cryptography", reason="a secure sum needs Flower's cryptography: make test-flower installs it")
+    secure = replace(EXPERIMENT, flower={"secure": True})
+    clear = calibrate(EXPERIMENT, trained[0], InProcess(carried(EXPERIMENT)), coverage=0.7)
+    post = InProcess(carried(secure))
+    made = calibrate(secure, trained[0], post, coverage=0.7)
+    assert torch.equal(made.counts, clear.counts)
+    assert np.array_equal(made.judged["hits"], clear.judged["hits"])
+    assert bool(made.thresholds.isinf().all())  # they stay with the sites
+    assert CALIBRATE not in {kind for kind, _, _ in post.asked}
+    with pytest.raises(InputError, match="histograms leave it under masks alone"):  # a server that asks in the clear
+        calibrate(EXPERIMENT, trained[0], post, coverage=0.7)
+    pooled = calibrate(secure, trained[0], InProcess(carried(secure)), coverage=0.7, way="by_class")
+    plain = calibrate(EXPERIMENT, trained[0], InProcess(carried(EXPERIMENT)), coverage=0.7, way="by_class")
+    assert torch.equal(pooled.thresholds, plain.thresholds)
