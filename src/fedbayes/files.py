@@ -204,3 +204,15 @@ def write_atomically(path: str | Path, content: bytes | str | Iterable[bytes | m
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)  # a full disk does not say where
         raise
+
+
+def settle(folder: str | Path) -> None:
+    """Wait until the names of a folder are on disk: a machine that stops must not forget a file that was renamed."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # a system on which folders can't be opened
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

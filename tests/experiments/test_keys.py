@@ -21,7 +21,7 @@ from fedbayes.methods import METHODS
 from fedbayes.options import KINDS, options_of
 from fedbayes.runs.sweep import program_of
 from fedbayes.training import settings
-from fedbayes.training.settings import Bounding, Judging, Training
+from fedbayes.training.settings import Bounding, Judging, Privacy, Training
 
 WRONG: tuple[Any, ...] = (math.nan, math.inf, -1.5, 10**40, True, "", "no such name", ["a", 1], {"no such key": {}})
 SMALL = Experiment(network="linear", clients=3, rounds=1, method="fedavg", options={"epochs": 1})
@@ -70,7 +70,7 @@ def test_no_setting_of_pretraining_escapes_its_check(name: str) -> None:
         refused(name, lambda wrong=wrong: build(replace(SMALL, pretrain={name: wrong})))
 
 
-GROUPS = (Training, Bounding, Judging)
+GROUPS = (Training, Bounding, Privacy, Judging)
 
 
 @pytest.mark.parametrize(("record", "name"), [(group, name) for group in GROUPS for name in options_of(group)])
@@ -134,6 +134,7 @@ def test_a_sweep_trains_members_apart_that_differ_in_a_key_of_the_program(name: 
             "buffered",
             "lognormal",
             "balanced",
+            "rows",
             7,
             0.5,
             True,

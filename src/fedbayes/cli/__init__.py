@@ -13,13 +13,13 @@ from typing import Annotated
 
 import typer
 
-from fedbayes.cli import train, use, sites, published, lists, options, federate, operate
+from fedbayes.cli import train, use, sites, private, published, lists, options, federate, operate
 from fedbayes.cli.plain import make_safe
 from fedbayes.cli.shared import app
 from fedbayes.errors import InputError, disk_advice, printable
 from fedbayes.version import __version__
 
-__all__ = ["app", "federate", "lists", "main", "operate", "options", "published", "sites", "train", "use"]
+__all__ = ["app", "federate", "lists", "main", "operate", "options", "private", "published", "sites", "train", "use"]
 
 
 def main() -> None:

@@ -56,6 +56,8 @@ class Bar:
         done = len(records)
         if done < task.rounds:
             self.console.print(f"{method}: {escape(task.choice)}", style="dim")
+            if task.privacy is not None:
+                self.console.print(f"{method}: {escape(task.privacy.words)}")
         if 0 < done < task.rounds:
             self.console.print(f"{method}: going on from round {done}")
         self.task = self.progress.add_task(
@@ -65,7 +67,7 @@ class Bar:
             method=method,
             round=done,
             rounds=task.rounds,
-            live=live(records[-1].get("test", {})) if records else "",
+            live=live(records[-1].get("test", {}), records[-1].get("epsilon")) if records else "",
         )
 
     def client(self) -> None:
@@ -75,7 +77,7 @@ class Bar:
     def round(self, record: dict[str, Any]) -> None:
         assert self.task is not None
         number = record["round"]
-        scores = live(record.get("test", {}))
+        scores = live(record.get("test", {}), record.get("epsilon"))
         fields = {"round": number, **({"live": scores} if scores else {})}
         self.progress.update(self.task, completed=number * self.cohort, **fields)
         reasons: dict[str, list[str]] = {}
@@ -101,9 +103,10 @@ class Bar:
             self.console.print(f"{method}: finished earlier, nothing to do; delete its folder to train anew")
 
 
-def live(scores: Mapping[str, float]) -> str:
-    """The few scores that fit beside a progress bar."""
+def live(scores: Mapping[str, float], epsilon: float | None = None) -> str:
+    """The few scores that fit beside a progress bar, and what a private run has spent."""
     shown = [f"{TITLES[name].split()[0]} {scores[name]:.3f}" for name in LIVE if name in scores]
+    shown += [] if epsilon is None else [f"epsilon {epsilon:.3f}"]
     return "  ".join(shown)
 
 

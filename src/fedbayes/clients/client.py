@@ -61,7 +61,8 @@ Step = Callable[[State, Any, Tape, Info], State]  # of a Batch, or of a tuple of
 class Phase(NamedTuple):
     """`epochs` passes over the client's data in shuffled batches; a step reads `batches` of them at once.
 
-    `begin` is done once before the first step, and may change the shape of the state.
+    `begin` is done once before the first step, and may change the shape of the state. Where a phase is `private`, each
+    step has a sample of the rows, each with probability batch / rows on its own, and adds noise to their gradients.
     """
 
     step: Step
@@ -69,6 +70,7 @@ class Phase(NamedTuple):
     batch: int
     batches: int = 1
     begin: Callable[[State, Info], State] | None = None
+    private: bool = False
 
 
 class Client(NamedTuple):

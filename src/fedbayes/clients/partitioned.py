@@ -13,6 +13,8 @@ from fedbayes.noise import Tape
 from fedbayes.posterior.values import Gaussian, Parts, map_tensors
 
 LEAST = 1e-3  # of the prior's precision: what a cavity has at least, where factors of others are negative
+PRIVATE_CLIP = "private_clip"  # among a round's options: the length of what a client adds to a private sum, at most
+WITHIN = 1 - 1e-4  # of that length: rounding to float32 must not make a factor longer than what is added
 FALL = 0.9  # of the broadcast's precision: what all clients of a round together may take off it
 
 
@@ -39,7 +41,8 @@ def partitioned(inner: Client, *, tilts: bool = False) -> Client:
     are float64: a cavity may be a millionth of the posterior's precision.
     `tilts`: the inner client's prior is q, and the factor that divides it is told as a tilt; else it is the cavity as a
     Gaussian, which needs a positive precision.
-    Scalar options: `rho`, `damping`, `prior_scale`, `cohort`.
+    In a private run the change is shortened before the factor takes it: both hold the same.
+    Scalar options: `rho`, `damping`, `prior_scale`, `cohort`, `private_clip`.
     """
 
     def start(own: Own, info: Info) -> State:
@@ -65,6 +68,8 @@ def partitioned(inner: Client, *, tilts: bool = False) -> Client:
         fall = FALL / (options["cohort"].double() * rho.clamp(min=1))
         fitted = _gaussian(done.parts)
         upload = towards(q, fitted, options["damping"].double(), fall)
+        if PRIVATE_CLIP in options:
+            upload = shortened(q, upload, WITHIN * options[PRIVATE_CLIP].double())
         # The factor takes the change as it is sent, rounded as the rule does: it is what the server adds.
         before, after = _naturals(q), _as_added(upload)
         own = {name: state.factor[name] + rho * (after[name] - before[name]) for name in state.factor}
@@ -118,6 +123,15 @@ def towards(q: Gaussian, fitted: Gaussian, damping: Tensor, fall: Tensor) -> Gau
     # From q's own mean: the difference of two large products would lose small moves.
     mean = q.mean.double() + part * new * (fitted.mean.double() - q.mean.double()) / precision
     return Gaussian(mean.to(q.mean.dtype), precision.rsqrt().to(q.mean.dtype), q.layout)
+
+
+def shortened(q: Gaussian, upload: Gaussian, length: Tensor) -> Gaussian:
+    """A part of the change from q in natural parameters, in units of q, so that it is of this length at most."""
+    unit = q.scale.double()
+    precision = (unit / upload.scale.double()).square()
+    shift = precision * (upload.mean.double() - q.mean.double()) / unit
+    size = ((precision - 1).square().sum() + shift.square().sum()).sqrt()
+    return towards(q, upload, torch.where(size > length, length / size, 1.0), size.new_tensor(torch.inf))
 
 
 def own_model(client: Client, inner: Client) -> Client:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
 from fedbayes.clients.optimisers import Optimiser
+from fedbayes.clients.private_rows import private_gradients
 from fedbayes.model.gradient import gradients
 from fedbayes.model.model import Model
 from fedbayes.noise import Tape
@@ -27,7 +28,7 @@ class PointStep:
     costs nothing; `linear` is a vector that a client around this one tells), and with `clip` the largest norm of a
     gradient. `falling`: the learning rate goes linearly from `lr` to 0 within a round of so many epochs. `adversarial`:
     the loss of x and that of x + option adversarial * sign(d loss / d x), half each, x as the network sees it
-    (Lakshminarayanan et al., 2017).
+    (Lakshminarayanan et al., 2017). Private steps have noise, and do not tell their loss.
     """
 
     model: Model
@@ -37,9 +38,16 @@ class PointStep:
     clip: bool = False
     falling: bool = False
     adversarial: bool = False
+    private: int | None = None  # normals that the network reads for a row, where the steps are private
 
     def __call__(self, state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
-        slopes, (static, nll) = gradients(_loss(self.model), state.vectors, self._unchanged(state, info), b, tape)
+        if self.private is None:
+            slopes, (static, nll) = gradients(_loss(self.model), state.vectors, self._unchanged(state, info), b, tape)
+        else:
+            known, static, nll = self._unchanged(state, info), state.static, state.loss.new_zeros(())
+            slopes = private_gradients(
+                _loss(self.model), state.vectors, b, tape, info, lambda row, z: (known, row, z), normals=self.private
+            )
         if self.adversarial:
             others = self._uphill(state, b, tape, info)
             slopes = {p: 0.5 * (g + others[p]) for p, g in slopes.items()}
@@ -87,7 +95,7 @@ def point(step: PointStep, batch: int) -> Client:
         parts: Parts = {part: Point(v, model.layouts[part]) for part, v in {**state.vectors, **state.static}.items()}
         return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1)})
 
-    return Client(start, (Phase(step, step.epochs, batch),), finish)
+    return Client(start, (Phase(step, step.epochs, batch, private=step.private is not None),), finish)
 
 
 def _loss(model: Model) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
 from fedbayes.clients.optimisers import Optimiser
+from fedbayes.clients.private_rows import private_gradients
 from fedbayes.errors import InputError
 from fedbayes.model.estimators import Plan, forward
 from fedbayes.model.gradient import gradients
@@ -116,19 +117,28 @@ class VariationalStep:
     kl: str = "constant"
     prior: str = "broadcast"
     falling: bool = False
+    private: bool = False  # noise is added to the gradients of mean and rho; the estimate is that of one row
 
     def __call__(self, state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
         mean, rho = state.vectors["mean"], state.vectors["rho"]
         scale, slope = softplus_and_slope(rho)
         vectors = {"mean": mean, "scale": scale, **{part: state.vectors[part] for part in self.points}}
         frozen = self.model.frozen_in(info.constants)
-        g, (static, nll) = gradients(self.expectation.nll, vectors, state.static, b, tape, frozen)
+        if self.private:
+            static, nll, told = state.static, state.loss.new_zeros(()), self.draws * self.estimation.normals
+            loss, units = self.expectation.nll, {"scale": slope}
+            g = private_gradients(
+                *(loss, vectors, b, tape, info, lambda row, z: (static, row, z, frozen)), normals=told, units=units
+            )
+        else:
+            g, (static, nll) = gradients(self.expectation.nll, vectors, state.static, b, tape, frozen)
         # The KL's gradient by hand: d/dmean = (m - m0) / s0^2, d/dscale = s / s0^2 - 1 / s. No logarithm is needed.
         q, weight = self.prior_of(info), KL_WEIGHTS[self.kl](b, info)
         precision = q.scale.square().reciprocal()
         slopes = {part: g[part] for part in self.points}
         slopes["mean"] = g["mean"] + weight * precision * (mean - q.mean)
-        slopes["rho"] = (g["scale"] + weight * (scale * precision - scale.reciprocal())) * slope
+        pull = weight * (scale * precision - scale.reciprocal())
+        slopes["rho"] = g["scale"] + pull * slope if self.private else (g["scale"] + pull) * slope
         if TILT in info.constants:
             tilt = info.constants[TILT]
             slopes["mean"] = slopes["mean"] + weight * (tilt.pull - tilt.precision * (mean - q.mean))
@@ -173,7 +183,7 @@ def variational(step: VariationalStep, batch: int) -> Client:
         parts |= {part: Point(s, model.layouts[part]) for part, s in state.static.items()}
         return Upload(parts, {}, {"loss": state.loss / state.steps.clamp(min=1), "kl": q.kl(step.prior_of(info))})
 
-    return Client(start, (Phase(step, step.epochs, batch),), finish)
+    return Client(start, (Phase(step, step.epochs, batch, private=step.private),), finish)
 
 
 def initial_scale(model: Model, first: float | Mapping[str, float], division: float) -> Tensor:

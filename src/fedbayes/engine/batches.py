@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedbayes.clients.client import Phase
-from fedbayes.noise import generator
+from fedbayes.noise import generator, keyed
 
 
 class Schedule(NamedTuple):
@@ -26,6 +26,8 @@ def steps_in_epoch(n: int, phase: Phase) -> int:
 
 def schedule(rows: Tensor, phase: Phase, *address: int | str) -> Schedule:
     """Shuffle a client's rows anew for each epoch and cut them into batches of full shape, the last one padded."""
+    if phase.private:
+        return _sampled(rows, phase, *address)
     n, steps = len(rows), steps_in_epoch(len(rows), phase)
     random = generator(*address, "batches")
     orders = [torch.randperm(n, generator=random) for _ in range(phase.batches * phase.epochs)]
@@ -36,3 +38,18 @@ def schedule(rows: Tensor, phase: Phase, *address: int | str) -> Schedule:
         return t.reshape(phase.batches, phase.epochs * steps, phase.batch).movedim(0, 1)
 
     return Schedule(shape(table), shape((torch.arange(n + padding) < n).expand_as(table)) if padding else None)
+
+
+def _sampled(rows: Tensor, phase: Phase, *address: int | str) -> Schedule:
+    """A Poisson sample of a client's rows for each step: each with probability batch / rows, whichever others are in.
+
+    Samples are padded to the largest of them and one place more, which is nobody's and always live: a step whose sample
+    is empty is taken all the same, as its noise must be.
+    """
+    n, steps = len(rows), phase.epochs * steps_in_epoch(len(rows), phase)
+    inside = torch.from_numpy(keyed(*address, "batches").random((steps, n)) < phase.batch / n)
+    width = int(inside.sum(1).max())
+    first = inside.int().argsort(dim=1, descending=True, stable=True)[:, :width]
+    live = F.pad(inside.gather(1, first), (0, 1), value=True)
+    table = F.pad(rows[first], (0, 1), value=int(rows[0]))
+    return Schedule(table[:, None], live[:, None])

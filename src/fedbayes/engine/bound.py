@@ -42,7 +42,7 @@ class Bound:
         self.workers = workers  # most chunks side by side, with one of PyTorch's threads each; 0: one, with all of them
         self.cohorts: Callable[[int], Sequence[int]] | None = None  # who takes part in a round to come
         self.notes: list[str] = []  # fallbacks that were taken
-        self.normals: dict[int, int] = {}  # that a step of each phase reads
+        self.normals: dict[tuple[int, int], int] = {}  # that a step of each phase reads, by the rows of its batches
         self._constants: Constants | None = None
         self._ahead: dict[tuple[int, int, int], Schedule] = {}
 

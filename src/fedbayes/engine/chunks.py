@@ -77,6 +77,8 @@ def chunks_of(bounds: Sequence[Bound], orders: Sequence[Order]) -> Iterator[list
 
 def _equal_chunks(lead: Bound, seats: list[Seat]) -> Iterator[list[Seat]]:
     """Chunks of one size, the last filled up with ghosts: a compiled program is made for one size only."""
+    if not seats:  # of a private round, whose cohort may be empty
+        return
     lead.seats = min(lead.chunk, max(lead.seats, len(seats)))
     for start in range(0, len(seats), lead.seats):
         chunk = seats[start : start + lead.seats]
@@ -104,10 +106,11 @@ def _run_chunk(
             if phase.begin is not None:
                 state = together.over(phase.begin, (0, together.info))(state, info)
             table = table_of(bounds, orders, seats, place)
-            if place not in lead.normals:
+            at = (place, table.rows.shape[-1])
+            if at not in lead.normals:
                 one = tree_map(lambda t: t[0], state)
-                lead.normals[place] = count_normals(lead, place, one, table, together.first(info))
-            noise = noise_of(bounds, orders, seats, place, lead.normals[place])
+                lead.normals[at] = count_normals(lead, place, one, table, together.first(info))
+            noise = noise_of(bounds, orders, seats, place, lead.normals[at])
             seed = address(lead.seed, orders[0].round, number, place, "device")
             state = lead.steps.run(Work(phase, together, table, noise, info, store, seed), state)
         uploads = together.over(client.finish, (0, together.info))(state, info)

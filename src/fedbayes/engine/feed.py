@@ -20,15 +20,19 @@ def table_of(bounds: Sequence[Bound], orders: Sequence[Order], seats: list[Seat]
     """The schedules that the loop engine would use, padded to the steps of the longest."""
     phase = bounds[0].program.client.phases[place]
     schedules = [bounds[s.member].schedule(orders[s.member].round, s.client, place) for s in seats]
-    lengths = {len(one.rows) for one in schedules}
+    lengths, width = {len(one.rows) for one in schedules}, max(one.rows.shape[-1] for one in schedules)
     if len(lengths) == 1 and not any(seat.ghost or one.live is not None for seat, one in zip(seats, schedules)):
         return Table(torch.stack([one.rows for one in schedules], 1), None)
-    rows = torch.zeros(max(lengths), len(seats), phase.batches, phase.batch, dtype=torch.int64)
+    rows = torch.zeros(max(lengths), len(seats), phase.batches, width, dtype=torch.int64)
     live = torch.zeros_like(rows, dtype=torch.bool)
     for c, (seat, one) in enumerate(zip(seats, schedules)):
-        rows[: len(one.rows), c] = one.rows
+        # In a private phase the last place is that which says whether a step is taken.
+        places = (
+            range(width)[: one.rows.shape[-1]] if not phase.private else [*range(one.rows.shape[-1] - 1), width - 1]
+        )
+        rows[: len(one.rows), c, :, places] = one.rows
         if not seat.ghost:
-            live[: len(one.rows), c] = True if one.live is None else one.live
+            live[: len(one.rows), c, :, places] = True if one.live is None else one.live
     return Table(rows, live)
 
 

@@ -23,10 +23,11 @@ class Loop:
 
     name = "loop"
 
-    def __init__(self, store: Store, *, seed: int) -> None:
+    def __init__(self, store: Store, *, seed: int | str) -> None:
         self.store = store
         self.seed = seed
-        self._normals: dict[tuple[int, int], tuple[Client, int]] = {}  # by client and phase, and what they are of
+        # By client, phase and rows of a batch, and what they are of.
+        self._normals: dict[tuple[int, int, int], tuple[Client, int]] = {}
 
     def run(self, program: Program, order: Order, own: OwnState, after: Callable[[], None] = nothing) -> Outcome:
         """Let each client of the order contribute; `after` is called when a client is done."""
@@ -84,7 +85,7 @@ class Loop:
 
     def _count(self, client: Client, place: int, state: Any, batch: Any, info: Info) -> int:
         """How many normals a step needs, counted once by a dry run."""
-        key = (id(client), place)
+        key = (id(client), place, len(batch.y) if client.phases[place].private else 0)
         if key not in self._normals:
             tape = Tape()
             with torch.random.fork_rng(devices=[]):  # or the first client would meet other dropout in attention

@@ -50,7 +50,7 @@ class Stacked:
         program: Program,
         store: Store,
         *,
-        seed: int,
+        seed: int | str,
         chunk: int | None = None,
         steps: Steps | None = None,
         cohorts: Callable[[int], Sequence[int]] | None = None,
@@ -117,11 +117,15 @@ class Stacked:
 
 
 def default_chunk(program: Program, store: Store) -> int:
-    """Clients at once so that their states (about ten copies of the broadcast each) fit in memory."""
+    """Clients at once so that their states (about ten copies of the broadcast each) fit in memory.
+
+    Private steps have a gradient for each row beside them.
+    """
+    copies = 10 + 2 * max((phase.batch for phase in program.client.phases if phase.private), default=0)
     weights = sum(t.numel() * t.element_size() for t in tree_leaves(program.initial))
     on_gpu = store.x.device.type == "cuda"
     room = torch.cuda.mem_get_info(store.x.device)[0] // 2 if on_gpu else 2 * 1024**3
-    return max(1, int(room // (10 * weights + 1)))
+    return max(1, int(room // (copies * weights + 1)))
 
 
 def run_all(

@@ -39,6 +39,10 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
     x = experiment
     if x.engine == FLOWER and x.attack is not None:
         raise InputError("attack: attacks are simulated in one process; leave attack out on Flower, or set engine=auto")
+    if x.engine == FLOWER and x.private is not None:
+        raise InputError(
+            "private: on Flower the server would see the sum before its noise; leave private out, or set engine=auto"
+        )
     if x.engine == FLOWER and x.leave_out is not None:
         raise InputError("leave_out: on Flower a site is left out by not starting its node; set engine=auto to try it")
     if x.engine == FLOWER and x.class_weights == BALANCED and keeps_apart(x):
@@ -79,6 +83,13 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             clip_change=x.clip_change,
             clip_quantile=x.clip_quantile,
             cap_rows=x.cap_rows,
+            private=x.private,
+            epsilon=x.epsilon,
+            delta=x.delta,
+            noise_multiplier=x.noise_multiplier,
+            private_clip=x.private_clip,
+            public_test=x.public_test,
+            private_seed=x.private_seed,
             validation=x.validation,
             patience=x.patience,
             evaluate_every=x.evaluate_every,

@@ -22,7 +22,7 @@ from fedbayes.options import (
     text,
     whole,
 )
-from fedbayes.training.settings import ENGINES, Bounding, Judging, Scheduling, Training
+from fedbayes.training.settings import ENGINES, Bounding, Judging, Privacy, Scheduling, Training
 
 Table = Mapping[str, Any]
 FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
@@ -117,11 +117,11 @@ class Upkeep:
 
 
 # In the order in which files are written.
-GROUPS = (Problem, Spread, Composition, Training, Scheduling, Bounding, Judging, Upkeep)
+GROUPS = (Problem, Spread, Composition, Training, Scheduling, Bounding, Privacy, Judging, Upkeep)
 
 
 @record
-class Keys(Upkeep, Judging, Bounding, Scheduling, Training, Composition, Spread, Problem):
+class Keys(Upkeep, Judging, Privacy, Bounding, Scheduling, Training, Composition, Spread, Problem):
     """All keys of an experiment."""
 
     engine: str = option(

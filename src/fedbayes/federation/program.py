@@ -47,7 +47,7 @@ class Order(NamedTuple):
     purpose: str = TRAIN
     buckets: Mapping[int, int] = {}  # the bucket of each client of the cohort, where they are dealt to some
 
-    def seed(self, seed: int) -> int:
+    def seed(self, seed: int | str) -> int | str:
         """The first part of the address of its noise, of that of the run."""
         return seed if self.purpose in (TRAIN, AT_SERVER) else address(seed, self.purpose)
 
@@ -107,13 +107,23 @@ class Transform(NamedTuple):
     """A step of the channel between a client and the server: on an upload as it leaves, on the sum as it arrives.
 
     `upload(parts, start, options)` is given what the client started from, in whose units its change is, and the round's
-    options. `rows` gives the rows for which a client counts.
+    options. `rows` gives the rows for which a client counts. `terms(terms, still, options)` is given what the upload
+    adds to the sum, and what it would add if its client had not moved.
     """
 
     name: str
     upload: Callable[[Parts, Parts, Mapping[str, Any]], Passed] = lambda parts, start, options: Passed(parts)
     total: Callable[[Terms], Terms] = lambda terms: terms
     rows: Callable[[Tensor, Mapping[str, Any]], Tensor] = lambda n, options: n
+    terms: Callable[[Terms, Terms, Mapping[str, Any]], Terms] | None = None
+
+
+class Mechanism(NamedTuple):
+    """How the sum of a private round is released: every client adds a vector of length `clip` at most."""
+
+    clip: float
+    noise: float  # deviation of the noise on each number of the sum, in terms of `clip`
+    cohort: int  # clients expected in a round, by which the sum is divided, however many came
 
 
 class Attacked(NamedTuple):
@@ -136,10 +146,12 @@ class Pooling(NamedTuple):
     attacked: Attacked | None = None  # who lies, in simulation
     buckets: int = 0  # sums to which the clients of a round are dealt; 0: there is one
     over: Mapping[str, Rule] = {}  # robust rules over the posteriors of buckets, by part; `rules` make those
+    private: Mechanism | None = None  # how sums are released, where clients are private
+    clips_itself: bool = False  # whether clients keep what they sent, and shorten it themselves where that is private
 
     def beside(self, **changes: Any) -> Pooling:
         """The pooling of what is no round of training: without a channel, and nobody lies."""
-        return self._replace(channel=(), attacked=None, **changes)
+        return self._replace(channel=(), attacked=None, private=None, **changes)
 
 
 class Prediction(NamedTuple):
@@ -190,7 +202,7 @@ class Engine(Protocol):
     The clients of a round, personal models, statistics taken again and the server's own training all go through `run`.
     """
 
-    seed: int  # the first part of the address of all noise
+    seed: int | str  # the first part of the address of all noise
     store: Store  # the data at hand
 
     def run(self, program: Program, order: Order, own: OwnState, after: Callable[[], None] = nothing) -> Outcome:

@@ -139,6 +139,9 @@ def contribute(
         for part, rule in rules.items()
         if rule.combine is None
     }
+    for transform in program.pooling.channel:
+        if transform.terms is not None:
+            terms = transform.terms(terms, _still(program, reference, weight, size), info.options)
     if passed.counts:
         terms[COUNTS] = passed.counts
     checked = [terms[part][key] for part in terms for key in terms[part]]
@@ -150,6 +153,15 @@ def contribute(
             checked.append(torch.where(scale > 0, scale, torch.nan))
     finite = torch.stack([torch.isfinite(t).all() for t in checked if t.is_floating_point()]).all()
     return Term(terms, finite, figures_of(program, passed, start, terms))
+
+
+def _still(program: Program, reference: Parts, weight: Tensor, size: Tensor) -> Terms:
+    """What a client of some weight adds that has not moved from the reference."""
+    return {
+        part: rule.encode(reference[part], size if is_static(part) else weight, reference[part])
+        for part, rule in program.pooling.rules.items()
+        if rule.combine is None
+    }
 
 
 def through_channel(program: Program, parts: Parts, start: Parts, options: Mapping[str, Any]) -> Passed:

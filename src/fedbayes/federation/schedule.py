@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 from fedbayes.federation.delays import Delays
 from fedbayes.federation.flight import Flight
 from fedbayes.federation.program import FederationState, Order, Program
-from fedbayes.federation.round import cohort_of, open_round
+from fedbayes.federation.round import cohort_of, open_round, told
 from fedbayes.federation.waiting import SYNCHRONOUS
+from fedbayes.privacy.randomness import Randomness
+
+POISSON = "poisson"
 
 
 class Plan(NamedTuple):
@@ -66,3 +69,21 @@ def speeds(delays: Delays, who: tuple[int, ...]) -> dict[str, int]:
     """How many of these clients are in each class of speed."""
     classes = [delays.speed(k) for k in who]
     return {name: classes.count(name) for name in sorted(set(classes))}
+
+
+def poisson(*, clients: int, rate: float, random: Randomness, dropout: float = 0.0) -> Scheduler:
+    """One order per round, to a cohort in which each client is with probability `rate`, whoever else is there.
+
+    Nobody knows a cohort before its round is opened, and opening it again draws another.
+    """
+
+    def plan(program: Program, state: FederationState) -> Plan:
+        number = state.round
+        chosen = random.sample(clients, rate, number)
+        gone = {chosen[k] for k in random.sample(len(chosen), dropout, number, "dropout")} if dropout else set()
+        options = {**program.options(number), **told(program, state.stages)}
+        staying = tuple(k for k in chosen if k not in gone)
+        order = Order(number, staying, tuple(sorted(gone)), state.broadcast, options, state.version)
+        return Plan((order,) if staying else (), order)
+
+    return Scheduler(POISSON, plan, lambda number: ())

@@ -33,7 +33,8 @@ class Remote:
     def __init__(self, task: Task, roll: Roll, settings: Settings, head: Head) -> None:
         self.asking, self.roll, self.settings = Asking(task, roll, settings, head), roll, settings
         self.program = task.program
-        self.seed, self.store = task.seed, task.engine.store
+        self.seed: int | str = task.seed
+        self.store = task.engine.store
         self.local = Loop(self.store, seed=self.seed)  # the server's own training
 
     def run(self, program: Program, order: Order, own: OwnState, after: Callable[[], None] = nothing) -> Outcome:

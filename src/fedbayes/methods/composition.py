@@ -69,5 +69,15 @@ def check_dropout(setting: Setting, wanted: bool) -> None:
         )
 
 
+def row_normals(setting: Setting, model: Model) -> int:
+    """How many normals the network reads for one row in training, by its dropout."""
+    if model.static:
+        raise InputError("private: BatchNorm mixes the rows of a batch; use GroupNorm or LayerNorm")
+    tape = Tape()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model.train_output(model.weights(model.initial()), setting.x[:1], tape, None)
+    return tape.used
+
+
 def batch_like(x: Tensor, batch: int) -> Tensor:
     return x[:1].expand(batch, *x.shape[1:])

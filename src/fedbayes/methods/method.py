@@ -33,6 +33,7 @@ class Setting:
     most: int = 0  # rows of the largest client
     cohort: int = 1  # clients of a round
     clients: int = 1  # of the federation
+    private_rows: bool = False  # whether clients' steps must be private
 
 
 @record

@@ -54,7 +54,7 @@ class Partitioned(Variational):
         told = {"cohort": float(setting.cohort), **scalars}
         return program._replace(
             client=client,
-            pooling=program.pooling._replace(as_sent=KEEPS_FACTORS.format(self.name)),
+            pooling=program.pooling._replace(as_sent=KEEPS_FACTORS.format(self.name), clips_itself=True),
             stages=(*stages, *program.stages),
             personal=Personal(own_model(client, inner)),
             initial={**program.initial, "model": prior},

@@ -14,7 +14,7 @@ from fedbayes.federation.program import NOISE, Pooling, Prediction, Program
 from fedbayes.federation.round import check_rules, static_rules
 from fedbayes.federation.rules import RULES, Rule, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
-from fedbayes.methods.composition import check_batch, check_dropout, in_schedule, is_linear, model_of
+from fedbayes.methods.composition import check_batch, check_dropout, in_schedule, is_linear, model_of, row_normals
 from fedbayes.methods.groups import Descent, Robustness, Schedule, ServerStep, Statistics, optimiser_named
 from fedbayes.methods.method import Setting
 from fedbayes.methods.own_client import OwnClient
@@ -56,6 +56,7 @@ class PointTraining(Schedule, Descent):
             clip=self.clip > 0,
             falling=self.lr_within == "falling",
             adversarial=adversarial > 0,
+            private=row_normals(setting, model) if setting.private_rows and not adversarial else None,
         )
         return in_schedule(point(step, self.batch), self.lr_within)
 

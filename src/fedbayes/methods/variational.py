@@ -16,7 +16,7 @@ from fedbayes.federation.program import Pooling, Prediction, Program
 from fedbayes.federation.round import check_rules, static_rules
 from fedbayes.federation.rules import RULES, Rule, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
-from fedbayes.methods.composition import batch_like, check_batch, check_points, in_schedule, model_of
+from fedbayes.methods.composition import batch_like, check_batch, check_points, in_schedule, model_of, row_normals
 from fedbayes.methods.groups import (
     IVON,
     Descent,
@@ -118,7 +118,10 @@ class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
             raise InputError("kl_weight: ivon needs a positive weight of the KL, by which it knows its rows")
 
     def _client(self, setting: Setting, model: Model, prior: str) -> Client:
-        estimation = plan(model, "model", batch_like(setting.x, self.batch), self.estimator)
+        private = setting.private_rows and self.optimiser != IVON
+        if private:
+            row_normals(setting, model)
+        estimation = plan(model, "model", batch_like(setting.x, 1 if private else self.batch), self.estimator)
         shared: dict[str, Any] = {
             **{"epochs": self.epochs, "draws": self.train_draws, "kl": self.kl, "prior": prior},
             "falling": self.lr_within == "falling",
@@ -131,7 +134,7 @@ class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
             }
             return ivon(IvonStep(model, estimation, **how, **shared), self.batch)
         descent = optimiser_named(self.optimiser, self.momentum)
-        return variational(VariationalStep(model, estimation, descent, **shared), self.batch)
+        return variational(VariationalStep(model, estimation, descent, private=private, **shared), self.batch)
 
     def _scalars(self, setting: Setting) -> Options:
         own = self.by_round(setting)

@@ -86,7 +86,22 @@ def closing(m: Material) -> Section:
         lead += " After ± stands the deviation over repeated predictions with other draws of the weights."
     if any(run.predictions and kind_of(run.predictions) == "real" for run in m.runs):
         lead += " Columns without an arrow have a target: the share of targets inside an interval should be its level."
-    return Section("scores", "Scores on the test set", lead, [table(head, rows), _scales(m)])
+    return Section("scores", "Scores on the test set", lead, [table(head, rows), _privacy(m), _scales(m)])
+
+
+def _privacy(m: Material) -> str:
+    """What private runs have spent, one sentence each."""
+    lines = []
+    for run in m.runs:
+        x = run.files.experiment
+        last = next((r for r in reversed(run.files.records) if "epsilon" in r), None)
+        if x.private is None or last is None:
+            continue
+        spent = f"epsilon {last['epsilon']:.4g} at delta {last.get('delta', 0.0):.3g} after {last['round']} rounds"
+        budget = "" if x.epsilon is None else f", of a budget of {x.epsilon:g}"
+        seeded = " NOT PRIVATE: its noise comes from a seed." if x.private_seed is not None else ""
+        lines.append(f"<p class=lead>{key(run)}: {escape(x.private)} are private, {spent}{budget}.{seeded}</p>")
+    return "".join(lines)
 
 
 def _scales(m: Material) -> str:

@@ -14,9 +14,12 @@ from fedbayes.federation.flight import Flight
 from fedbayes.federation.kept import apart
 from fedbayes.federation.program import FederationState
 from fedbayes.federation.stages import SERVER_STEP
+from fedbayes.files import settle
 from fedbayes.posterior.values import Parts
+from fedbayes.privacy.accounting import Account, Spent
 from fedbayes.runs import sealed
 from fedbayes.runs.own import Index
+from fedbayes.training.private import Accounts
 from fedbayes.training.rounds import Best, Progress, Task
 
 KEPT = 2
@@ -35,6 +38,7 @@ class Checkpoint(NamedTuple):
     progress: Progress
     own: Index
     widths: Mapping[str, Sequence[int]]
+    line: str = ""  # of the journal, of a private round
 
 
 def paths(folder: Path) -> list[Path]:
@@ -47,15 +51,23 @@ def name_of(folder: Path, number: int) -> Path:
     return folder / "checkpoints" / f"round-{number:06d}.safetensors"
 
 
-def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, own: Mapping[str, Any]) -> None:
-    """Commit a round; a crash after this call loses nothing up to this round."""
+def write(
+    folder: Path, experiment: Experiment, task: Task, progress: Progress, own: Mapping[str, Any], line: str = ""
+) -> None:
+    """Commit a round; a crash after this call loses nothing up to this round.
+
+    `line` is its line in the journal where that is written afterwards: nothing of a private round is seen before it is
+    committed. Nor is a hash of the rows kept then, by which a guess at them could be tried.
+    """
     best = progress.best
+    private = task.privacy is not None
     sealed.write(
         name_of(folder, progress.state.round),
         {
             ROW: {
                 "config": to_toml(experiment),
-                "rows": task.clients.train.digest,
+                **({} if private else {"rows": task.clients.train.digest}),
+                **({"accounts": _plain(progress.accounts), "line": line} if private else {}),
                 "round": progress.state.round,
                 "version": progress.state.version,
                 "broadcast": {**progress.state.broadcast, **progress.state.kept.as_parts()},
@@ -68,8 +80,18 @@ def write(folder: Path, experiment: Experiment, task: Task, progress: Progress, 
             }
         },
     )
+    if private:
+        settle(folder / "checkpoints")
     for path in paths(folder)[:-KEPT]:
         path.unlink()
+
+
+def _plain(accounts: Accounts) -> dict[str, list[list[float]]]:
+    return {name: [list(spent) for spent in account] for name, account in accounts.items()}
+
+
+def _accounts(rows: Mapping[str, Any]) -> dict[str, Account]:
+    return {name: tuple(Spent(*spent) for spent in account) for name, account in rows.items()}
 
 
 def read(path: Path, experiment: Experiment, task: Task, *, rows: str | None = None) -> Checkpoint:
@@ -106,7 +128,8 @@ def read(path: Path, experiment: Experiment, task: Task, *, rows: str | None = N
         _check_layouts(path, sent.broadcast, task.program.initial)
     state = FederationState(row["round"], broadcast, states, beside, row.get("version", row["round"]), flight)
     same = all(getattr(then, name) == getattr(experiment, name) for name in AT_ONCE)
-    return Checkpoint(Progress(state, best, row["stopped"]), Index(row["own"]), row.get("widths", {}) if same else {})
+    progress = Progress(state, best, row["stopped"], accounts=_accounts(row.get("accounts", {})))
+    return Checkpoint(progress, Index(row["own"]), row.get("widths", {}) if same else {}, row.get("line", ""))
 
 
 def _row(best: Best) -> dict[str, Any]:

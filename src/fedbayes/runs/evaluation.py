@@ -28,10 +28,14 @@ FEW = 64  # sites whose scores have errors
 
 def write(folder: Path, run: Run) -> None:
     """Write `evaluation.npz`: predictions and their parts, labels, thumbnails, and each client's scores and labels."""
-    data = run.task.clients.data
+    data, privacy = run.task.clients.data, run.task.privacy
     arrays: dict[str, Any] = {"kind": data.kind, "class_names": np.array(data.class_names, dtype=str)}
-    arrays |= client_arrays(run)
+    if privacy is not None and not privacy.public_test:  # what test rows look like, and who holds how many
+        save(folder / FILE, arrays)
+        return
+    arrays |= client_arrays(run) if privacy is None else {}
     p, at, homes = predictions(run)
+    homes = homes if privacy is None else []
     if p is not None:
         y = targets(data, data.test_y[at])
         scores = score_arrays(p, y, homes, bool(run.task.clients.names))

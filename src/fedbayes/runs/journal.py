@@ -28,6 +28,7 @@ WORDS = {
     "diverged",
     "attack",
     "attackers",
+    "release",
 }  # keys whose values hold no numbers
 
 
@@ -39,6 +40,13 @@ def append(folder: Path, record: Mapping[str, Any]) -> None:
     except OSError as error:  # a full disk does not say where; the line that it cut is left out when a run goes on
         error.filename = error.filename or str(folder / LINES)
         raise
+
+
+def complete(folder: Path, line: str, number: int) -> None:
+    """Add the line of a round that was committed, where the process was killed before it wrote it."""
+    lines = [line_of(record) for record in read(folder)]
+    if len(lines) == number - 1:
+        write_atomically(folder / LINES, "".join([*lines, line]))
 
 
 def line_of(record: Mapping[str, Any]) -> str:
@@ -155,6 +163,9 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "speeds": _scores,
     "given_up": _scores,
     "influence": lambda v: not fault(v),
+    "epsilon": _number,
+    "delta": _number,
+    "release": lambda v: isinstance(v, str),
     "attack": lambda v: isinstance(v, str),
     "attackers": lambda v: isinstance(v, list) and all(isinstance(who, str | int) for who in v),
 }

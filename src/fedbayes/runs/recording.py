@@ -38,7 +38,9 @@ class Recording:
         write_once(folder / CONFIG, to_toml(experiment))
         coding.keep(folder, task.clients.data.coding)
         self.experiment, self.task, self.folder = experiment, task, folder
-        self.progress, self.own = self._last()
+        self.progress, self.own, line = self._last()
+        if line:
+            journal.complete(folder, line, self.progress.state.round)
         self.records = journal.cut(folder, self.progress.state.round)
         begun(experiment.method, task, self.records)
         if not task.done(self.progress):
@@ -47,19 +49,29 @@ class Recording:
         self._saved, self._seconds = time.monotonic(), seconds
 
     def add(self, progress: Progress, record: journal.Record) -> None:
-        """Take a round in; a checkpoint follows when it is due."""
+        """Take a round in; a checkpoint follows when it is due.
+
+        A private round is committed before a line of it is seen: whoever kills the process then has seen one noisy sum
+        of the round or none, and never a second one.
+        """
         self.progress = progress
         with share(FILES):
-            journal.append(self.folder, record)
             self.records.append(record)
-            if self._due():
+            if self.task.privacy is not None:
+                self._commit(journal.line_of(record))
+            journal.append(self.folder, record)
+            if self.task.privacy is None and self._due():
                 journal.sync(self.folder)
-                checkpoint.write(self.folder, self.experiment, self.task, progress, self.own.index.as_tensors())
-                self._kept = [*self._kept[-1:], self.own.index.files]
-                self.own.sweep(self._kept)
-                self._saved = time.monotonic()
+                self._commit()
             if not self.task.done(progress):
                 self.own.compact()
+
+    def _commit(self, line: str = "") -> None:
+        own = self.own.index.as_tensors()
+        checkpoint.write(self.folder, self.experiment, self.task, self.progress, own, line)
+        self._kept = [*self._kept[-1:], self.own.index.files]
+        self.own.sweep(self._kept)
+        self._saved = time.monotonic()
 
     def end(self) -> tuple[Run, bool]:
         """The run, with its table and evaluation on disk; and whether they had been there before."""
@@ -80,9 +92,9 @@ class Recording:
             return time.monotonic() - self._saved > self._seconds
         return self.progress.state.round % every == 0
 
-    def _last(self) -> tuple[Progress, OwnFiles]:
-        """The progress of the last checkpoint and its clients' own state; the start where there is none yet."""
-        folder, task = self.folder, self.task
+    def _last(self) -> tuple[Progress, OwnFiles, str]:
+        """The progress of the last checkpoint, its clients' own state, its line; the start where there is none yet."""
+        folder, task, line = self.folder, self.task, ""
         for stray in [*folder.glob(".*.????????"), *folder.glob("checkpoints/.*")]:
             stray.unlink()  # half-written neighbours of a killed process
         paths = checkpoint.paths(folder)
@@ -93,11 +105,11 @@ class Recording:
                 checkpoint.write(folder, self.experiment, task, progress, own.index.as_tensors())
         else:
             last = checkpoint.read(paths[-1], self.experiment, task, rows=task.clients.train.digest)
-            progress = last.progress
+            progress, line = last.progress, last.line
             task.go_on_with(last.widths)
             own = OwnFiles(folder / "own", task.device, last.own)
         own.sweep_strays([checkpoint.own_index(path).files for path in paths[:-1]])
-        return progress, own
+        return progress, own, line
 
 
 def write_once(path: Path, text: str) -> None:

@@ -29,7 +29,7 @@ from fedbayes.experiments.build import (
     records_of,
 )
 from fedbayes.experiments.experiment import Experiment, table_of, to_toml, with_settings
-from fedbayes.federation.schedule import SYNCHRONOUS
+from fedbayes.federation.schedule import POISSON, SYNCHRONOUS
 from fedbayes.options import options_of
 from fedbayes.runs import journal
 from fedbayes.runs.folder import SWEEP, Watch, locked, refuse_another, train
@@ -157,7 +157,7 @@ def closed_over(task: Task) -> str:
 
 def can_join(task: Task) -> bool:
     """Whether a task may be trained with others as one program."""
-    return isinstance(task.engine, Stacked) and task.scheduler.name == SYNCHRONOUS
+    return isinstance(task.engine, Stacked) and task.scheduler.name in (SYNCHRONOUS, POISSON)
 
 
 def _together(

@@ -21,6 +21,7 @@ from fedbayes.federation.buckets import check_streaming
 from fedbayes.federation.own_stages import with_stages
 from fedbayes.federation.program import Stage, Store
 from fedbayes.federation.round import at_home, cohort_size, gathering
+from fedbayes.federation.schedule import poisson
 from fedbayes.methods import METHODS, Method, Setting, method_named
 from fedbayes.model.likelihood import Likelihood, likelihood_for
 from fedbayes.options import options_of
@@ -34,9 +35,10 @@ from fedbayes.training.defaults import (
     network_for,
     with_class_weights,
 )
+from fedbayes.training.private import check_private, with_privacy
 from fedbayes.training.scheduled import Scheduled, scheduled
 from fedbayes.training.server import server_store
-from fedbayes.training.settings import METHOD, Bounding, Judging, Scheduling, Training
+from fedbayes.training.settings import CLIENTS, METHOD, ROWS, Bounding, Judging, Privacy, Scheduling, Training
 from fedbayes.training.task import Task, initial_of
 
 P = ParamSpec("P")
@@ -96,6 +98,13 @@ def prepare(
     clip_change: float | None = None,
     clip_quantile: float | None = None,
     cap_rows: int | None = None,
+    private: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
+    private_clip: float = 1.0,
+    public_test: bool = False,
+    private_seed: int | None = None,
     validation: float = 0.0,
     patience: int | None = None,
     evaluate_every: int = 1,
@@ -119,7 +128,7 @@ def prepare(
     rounds = default_rounds(clients.data) if rounds is None else rounds
     schedule_options, delay_options = dict(schedule_options or {}), dict(delay_options or {})
     arguments = locals()
-    for group in (Training, Scheduling, Bounding, Judging):
+    for group in (Training, Scheduling, Bounding, Privacy, Judging):
         group(**{name: arguments[name] for name in options_of(group)})
     if isinstance(method, str):
         method = method_named(method)
@@ -128,6 +137,8 @@ def prepare(
     if monitor == "accuracy" and clients.data.kind in ("real", "survival"):
         raise InputError(f"monitor: {clients.data.name} has {clients.data.kind} targets, no accuracy; use nll")
     size = cohort_size(cohort, len(clients))
+    wanted = Privacy(**{name: arguments[name] for name in options_of(Privacy)})
+    check_private(wanted, arguments)
     held, sizes = torch.zeros(0, dtype=torch.int64), None
     if validation:
         clients, rows = clients.holdout(validation, seed)
@@ -156,10 +167,12 @@ def prepare(
         int(clients.sizes.max()),
         size,
         len(clients),
+        wanted.private == ROWS,
     )
     try_network(setting, clients)
     bounds = Bounds(cap_precision or None, clip_change, clip_quantile, cap_rows)
     program = with_stages(with_bounds(method.build(setting), bounds), stages)
+    program, privacy = with_privacy(program, wanted, clients.sizes.tolist(), size, rounds, cap_rows)
     if init is not None:
         program = program._replace(initial=initial_of(program, init, where))
     check_streaming(program)
@@ -167,6 +180,8 @@ def prepare(
     program, scheduler = scheduled(
         method.name, program, clients, Scheduled(size, seed, dropout, schedule, schedule_options, delays, delay_options)
     )
+    if privacy is not None and privacy.level == CLIENTS:
+        scheduler = poisson(clients=len(clients), rate=size / len(clients), random=privacy.random, dropout=dropout)
     server = server_store(program, clients, server_data, seed, where)
     if not program.prediction.whole and validation:
         raise InputError(f"validation: {method.name} has no global model to validate; set validation=0")
@@ -174,7 +189,7 @@ def prepare(
     chosen, line = choose(
         program,
         Store(x, y if targets is None else targets.to(where), clients.train_rows, server),
-        seed=seed,
+        seed=seed if privacy is None else privacy.seed_of_steps(seed),
         engine=engine,
         compile=compile,
         chunk=at_once,
@@ -206,6 +221,7 @@ def prepare(
         method=method.name,
         optimiser=getattr(method, "optimiser", None),
         validation_sizes=sizes,
+        privacy=privacy,
     )
 
 

@@ -47,12 +47,14 @@ def rounds(
         started = time.perf_counter()
         plan = task.plan(progress)
         own.expect(task.scheduler.cohort(progress.state.round + 1))
+        after = nothing if task.hides_cohorts else after_client
         with quick_cpu(), tensor_cores(task.precision):
             with share(STEPS):
-                outcomes = _run_plans([task], [plan], [own], after_client)
+                outcomes = _run_plans([task], [plan], [own], after)
             progress, record = close(task, progress, own, plan, outcomes[0])
             progress = judged(task, progress, own, record)
-        record["seconds"] = time.perf_counter() - started
+        if not task.hides_cohorts:  # which tell how many there were
+            record["seconds"] = time.perf_counter() - started
         yield progress, record
 
 
@@ -90,8 +92,8 @@ def rounds_together(
                 progress[m] = _stop(tasks[m], progress[m], record)
                 entries[m] = (progress[m], record)
         seconds = (time.perf_counter() - started) / len(live)
-        for entry in entries:
-            if entry is not None:
+        for task, entry in zip(tasks, entries):
+            if entry is not None and not task.hides_cohorts:
                 entry[1]["seconds"] = seconds
         yield entries
 
@@ -113,8 +115,16 @@ def _run_plans(
 def close(
     task: Task, progress: Progress, own: OwnStore, plan: Plan, outcome: Outcome
 ) -> tuple[Progress, dict[str, Any]]:
-    """Close a round: pool, follow the program's stages, evaluate when due."""
-    order = plan.closing
+    """Close a round: pool, follow the program's stages, evaluate when due.
+
+    Of a private round only what is released goes further, and it is no longer known who took part.
+    """
+    order, privacy = plan.closing, task.privacy
+    took_part = order.cohort
+    if privacy is not None:
+        with share(SUM):
+            order, outcome = privacy.release(task.program, order, outcome)
+        progress = progress._replace(accounts=privacy.after(progress.accounts, took_part))
     with share(FILES):
         own.put(order.round, outcome.own)
     with share(SUM):
@@ -131,7 +141,7 @@ def close(
     before, progress = progress.state, progress._replace(state=state, pretrained={})
     if due:
         _follow_scales(task, before.broadcast, state, record)
-    if due and task.program.prediction.whole:
+    if due and task.program.prediction.whole and (privacy is None or privacy.public_test):
         with share(EVALUATION):
             try:
                 record["test"] = evaluate(task, state)
@@ -140,6 +150,8 @@ def close(
                 what = "what the posterior predicts is not finite; training diverged: try a smaller lr"
                 record["diverged"] = f"round {state.round}: {what}"
                 progress = progress._replace(state=before._replace(round=state.round, flight=plan.flight))
+    if privacy is not None:
+        record = privacy.public(record, outcome, progress.accounts, due)
     return progress, record
 
 
@@ -193,6 +205,11 @@ def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
             f"round {record['round']}: nobody is left, the uploads of all {record['cohort']} clients were not finite; "
             "training diverged: try a smaller lr"
         )
+    left = task.rounds - progress.state.round
+    if task.privacy is not None and left and not task.privacy.rounds_left(progress.accounts, left):
+        spent = task.privacy.epsilon(progress.accounts)
+        record["epsilon"], record["delta"] = spent, task.privacy.delta
+        why = f"epsilon is {spent:.4g}, and one more round would pass the budget of {task.privacy.budget:g}"
     if why is None:
         return progress
     record["stopped"] = why
@@ -202,9 +219,10 @@ def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
 def _record(task: Task, order: Order, outcome: Outcome, report: dict[str, Any]) -> dict[str, Any]:
     names = task.clients.names
     down = {part: order.broadcast[part] for part in task.program.pooling.rules}
+    came = task.cohort if task.hides_cohorts else len(order.cohort)
     moved = {
-        "bytes_down": message_bytes(down) * (len(order.cohort) + len(order.dropped)),
-        "bytes_up": message_bytes(task.program.pooling.uploaded(down)) * len(order.cohort),
+        "bytes_down": message_bytes(down) * (came + len(order.dropped)),
+        "bytes_up": message_bytes(task.program.pooling.uploaded(down)) * came,
     }
     rows = report.pop("influence", None)
     attacked = task.program.pooling.attacked
@@ -297,6 +315,13 @@ def fit(
     clip_change: float | None = None,
     clip_quantile: float | None = None,
     cap_rows: int | None = None,
+    private: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
+    private_clip: float = 1.0,
+    public_test: bool = False,
+    private_seed: int | None = None,
     validation: float = 0.0,
     patience: int | None = None,
     evaluate_every: int = 1,
@@ -336,6 +361,9 @@ def fit(
     - `cap_precision`: how sure a client may be of a weight, as a multiple of the broadcast's precision; `clip_change`:
       how far it may move, by the rms of its change in units of the broadcast, or `clip_quantile` of the changes of the
       round before; `cap_rows`: for how many rows it counts
+    - `private`: "clients" or "rows", whose part nobody may learn; `epsilon`, `delta`: its budget, which chooses the
+      noise, or `noise_multiplier`; `private_clip`: the length that noise is in terms of; `public_test`: whether test
+      rows are nobody's secret and may be scored; `private_seed`: for tests, NOT PRIVATE
     - `validation`: the share of each client's rows held out to choose the best round by `monitor` ("nll" or
       "accuracy"); `patience`: evaluations without a better one before training stops
     - `evaluate_every`, `personal_every`: rounds between scores of the posterior, and of personal models (0: never)

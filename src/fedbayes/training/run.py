@@ -168,6 +168,12 @@ class Run:
             parts.append(f"stopped: {self.journal[-1]['stopped'][:100]}")
         return f"Run({'; '.join(parts)})"
 
+    @property
+    def epsilon(self) -> float | None:
+        """What a private run has spent, at its delta; None: it is not private."""
+        privacy = self.task.privacy
+        return None if privacy is None else privacy.epsilon(self.progress.accounts)
+
     def influence(self) -> list[dict[str, Any]]:
         """Who moved the model: one row per client and round, as the journal has them.
 

@@ -11,8 +11,10 @@ from fedbayes.options import (
     at_least_one,
     check_values,
     finite,
+    flag,
     name_in,
     not_negative,
+    number,
     one_of,
     option,
     patterns,
@@ -52,6 +54,11 @@ ATTACKS = {
     "certain": "the true mean, claimed with certainty",
     "underconfident": "the true mean with huge scales",
     "inflated_counts": "the truth, with more rows than there are",
+}
+CLIENTS, ROWS = "clients", "rows"
+PRIVATE = {
+    CLIENTS: "each client, with all its rows: noise on the sum of a round",
+    ROWS: "each row of each client: noise in every step at home",
 }
 MONITORS = {"nll": 1, "accuracy": -1}  # scores that choose the best round, and their direction
 
@@ -177,6 +184,54 @@ class Scheduling:
         "how long clients take, in simulation; by default no time", name_in(DELAYS), default=None, kind="server"
     )
     delay_options: Mapping[str, Any] = option("of the delays", subtable, factory=dict, kind="server")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@record
+class Privacy:
+    """What is kept private, and by which noise."""
+
+    private: str | None = option(
+        "whose part in a run nobody may learn, by differential privacy; by default nobody's",
+        name_in(PRIVATE),
+        default=None,
+    )
+    epsilon: float | None = option(
+        "the budget: a run ends before it passes it; without noise_multiplier it chooses the noise for all rounds",
+        positive,
+        default=None,
+        kind="server",
+    )
+    delta: float | None = option(
+        "chance at which epsilon may not hold; by default 1e-5, or less where there are more to protect",
+        number("in (0, 1)", lambda v: 0 < v < 1),
+        default=None,
+        kind="server",
+    )
+    noise_multiplier: float | None = option(
+        "deviation of the noise, in terms of private_clip; by default what epsilon asks for",
+        positive,
+        default=None,
+        kind="server",
+    )
+    private_clip: float = option(
+        "largest length of what is protected: of a client's weighted change in units of the broadcast, or of the "
+        "gradient of a row",
+        positive,
+        default=1.0,
+        kind="server",
+    )
+    public_test: bool = option(
+        "whether the test rows are nobody's secret: else a private run is not scored", flag, default=False
+    )
+    private_seed: int | None = option(
+        "a seed for noise and cohorts in place of the system's randomness, for tests: such a run is NOT PRIVATE",
+        whole(0),
+        default=None,
+        kind="server",
+    )
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -31,6 +31,8 @@ from fedbayes.federation.round import at_home, begin, gathering
 from fedbayes.federation.schedule import Plan, Scheduler
 from fedbayes.posterior.values import Parts, Posterior, check, map_tensors
 from fedbayes.scores.additive import Sums
+from fedbayes.training.private import Accounts, PrivateRun
+from fedbayes.training.settings import CLIENTS
 
 
 class Best(NamedTuple):
@@ -54,6 +56,7 @@ class Progress(NamedTuple):
     best: Best | None = None
     stopped: bool = False
     pretrained: Mapping[str, Any] = {}  # what to report of training before the first round
+    accounts: Accounts = {}  # noqa: RUF012  (what a private run has spent; never changed)
 
 
 # Training at the server before the first round: the parts to begin with, and what to report of it.
@@ -89,6 +92,7 @@ class Task:
     method: str = ""  # its name
     optimiser: str | None = None  # of its clients, where it has one
     validation_sizes: Tensor | None = None  # rows of each client among those held out; None: there are none
+    privacy: PrivateRun | None = None  # how it is private, where it is
 
     def begin(self) -> Progress:
         """The progress before the first round, after the server's pre-training where there is one."""
@@ -111,6 +115,11 @@ class Task:
         """Run as many clients at once as a run before, whatever memory is free now."""
         if isinstance(self.engine, Stacked):
             self.engine.go_on_with(widths)
+
+    @property
+    def hides_cohorts(self) -> bool:
+        """Whether nobody may learn who took part in a round, nor how many did."""
+        return self.privacy is not None and self.privacy.level == CLIENTS
 
     def done(self, progress: Progress) -> bool:
         return progress.stopped or progress.state.round >= self.rounds

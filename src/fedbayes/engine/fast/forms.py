@@ -69,6 +69,8 @@ def dense(phase: Phase) -> Dense | None:
     step = phase.step
     if not isinstance(step, PointStep) or phase.batches != 1 or step.adversarial or step.optimiser.momentum is None:
         return None
+    if phase.private:
+        return None
     chain = _chain(step.model)
     if chain is None:
         return None
@@ -90,7 +92,7 @@ def dense(phase: Phase) -> Dense | None:
 def bayes(phase: Phase) -> Bayes | None:
     """The form of a variational client's step on linear maps; None for any other."""
     step = phase.step
-    if not isinstance(step, VariationalStep) or phase.batches != 1 or step.optimiser.momentum is None:
+    if not isinstance(step, VariationalStep) or phase.batches != 1 or step.optimiser.momentum is None or phase.private:
         return None
     chain = _chain(step.model)
     local = step.estimation.estimate is ESTIMATORS["local"]

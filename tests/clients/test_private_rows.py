@@ -1,0 +1,179 @@
+"""Private steps against a loop over rows, with the noise and the samples that they should have."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedbayes as fb
+from fedbayes.clients.client import Batch, Info, Phase
+from fedbayes.clients.private_rows import ROW_BATCH, ROW_CLIP, ROW_NOISE, private_gradients
+from fedbayes.engine.batches import schedule
+from fedbayes.errors import InputError
+from fedbayes.noise import Key, Tape, normals
+from fedbayes.privacy.accounting import Spent, epsilon_of
+from fedbayes.training.rounds import prepare
+
+pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
+CLIP, NOISE = 0.5, 1.3
+PRIVATE: dict[str, Any] = {"private": "rows", "noise_multiplier": 2.0, "private_clip": CLIP, "private_seed": 0}
+METHODS = {
+    "fedavg": fb.methods.fedavg(epochs=2, batch=4, lr=0.3),
+    "fedprox": fb.methods.fedprox(epochs=1, batch=5, lr=0.2, optimiser="adam"),
+    "feduab": fb.methods.feduab(epochs=2, batch=4, lr=0.1),
+    "weights": fb.methods.fedvi(estimator="weight", epochs=1, batch=4, train_draws=2),
+    "pvi": fb.methods.pvi(epochs=1, batch=4),
+}
+
+
+def loss(vectors: dict[str, torch.Tensor], b: Batch, tape: Tape) -> Any:
+    value = ((b.x @ vectors["a"] + vectors["c"].sum() - b.y) ** 2).mean()
+    return value, ()
+
+
+def info(n: int, batch: float) -> Info:
+    options = {ROW_CLIP: CLIP, ROW_NOISE: NOISE, ROW_BATCH: batch}
+    told = {name: torch.tensor(v, dtype=torch.float64) for name, v in options.items()}
+    return Info({}, told, torch.tensor(0), torch.tensor(n), ())
+
+
+def test_rows_are_shortened_one_by_one_and_noise_is_added_once() -> None:
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(6, 3, generator=random).double(), torch.randn(6, generator=random).double()
+    x[2] *= 1e3
+    vectors = {"a": torch.randn(3, generator=random).double(), "c": torch.zeros(2).double()}
+    mask = torch.tensor([1, 1, 1, 0, 1, 1]).bool()  # the last place is nobody's
+    noise = torch.randn(5, generator=random).double()
+    batch = Batch(x, y, mask, torch.tensor(0))
+    g = private_gradients(loss, vectors, batch, Tape(noise), info(20, 4.0), lambda row, tape: (row, tape))
+    want = CLIP * NOISE * noise.numpy()
+    lengths = []
+    for k in (0, 1, 2, 4):
+        gap = 2 * float(x[k] @ vectors["a"] - y[k])
+        row = gap * np.concatenate([x[k].numpy(), [1.0, 1.0]])
+        lengths.append(np.linalg.norm(row))
+        want = want + row * min(1, CLIP / np.linalg.norm(row))
+    assert max(lengths) > 100 * CLIP
+    np.testing.assert_allclose(torch.cat([g["a"], g["c"]]).numpy(), want / 4, rtol=1e-5)
+    few = private_gradients(loss, vectors, batch, Tape(noise), info(2, 4.0), lambda row, tape: (row, tape))
+    np.testing.assert_allclose(few["a"].numpy(), 2 * g["a"].numpy())  # of a client that has two rows
+
+
+def test_a_gradient_that_is_not_finite_counts_as_none() -> None:
+    x = torch.tensor([[1.0, 0, 0], [torch.inf, 0, 0], [0, 0, 0]]).double()
+    vectors = {"a": torch.ones(3).double(), "c": torch.zeros(1).double()}
+    batch = Batch(x, torch.zeros(3).double(), None, torch.tensor(0))
+    g = private_gradients(loss, vectors, batch, Tape(torch.zeros(4).double()), info(9, 1.0), lambda r, t: (r, t))
+    assert float(torch.cat([g["a"], g["c"]]).norm()) == pytest.approx(CLIP, rel=1e-5)
+
+
+def test_samples_are_poisson_and_a_step_without_rows_is_taken() -> None:
+    rows = torch.arange(100, 130)
+    phase = Phase(lambda *a: None, 200, 3, private=True)
+    plan = schedule(rows, phase, Key("k"), 0, 0, 0)
+    assert plan.live is not None
+    steps = 200 * 10
+    assert plan.rows.shape == plan.live.shape == (steps, 1, plan.rows.shape[-1])
+    assert bool(plan.live[..., -1].all())
+    inside = plan.live[:, 0, :-1]
+    counts = inside.sum(1).double()
+    assert abs(float(counts.mean()) - 3) < 5 * (2.7 / steps) ** 0.5
+    assert abs(float(counts.var()) - 2.7) < 0.45
+    assert float(counts.min()) == 0
+    for step in range(50):
+        sample = plan.rows[step, 0, :-1][inside[step]].tolist()
+        assert len({*sample}) == len(sample)
+        assert {*sample} <= {*rows.tolist()}
+    whole = schedule(rows, phase._replace(batch=64, epochs=2), Key("k"), 0, 0, 0)
+    assert whole.rows.shape == (2, 1, 31)
+    assert bool(whole.live.all())
+
+
+def test_noise_of_a_key_has_a_long_address() -> None:
+    a, b = (normals(1000, Key("a" * 64), 0, 1, step) for step in (0, 1))
+    assert not torch.equal(a, b)
+    assert torch.equal(a[:10], normals(10, Key("a" * 64), 0, 1, 0))
+    assert not torch.equal(a[:10], normals(10, "a" * 64, 0, 1, 0))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def sites() -> list[Any]:
+    random = torch.Generator().manual_seed(0)
+    x = [torch.randn(n, 3, generator=random) for n in (4, 9, 26)]
+    return [(rows, (rows[:, 0] > 0).long()) for rows in x]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_engines_agree_on_private_steps(name: str) -> None:
+    runs = [
+        fb.fit(network(), sites(), method=METHODS[name], rounds=2, engine=e, **PRIVATE) for e in ("loop", "stacked")
+    ]
+    for part in runs[0].parts:
+        one, two = (run.parts[part] for run in runs)
+        torch.testing.assert_close(one.mean, two.mean, rtol=1e-4, atol=1e-5)
+        if hasattr(one, "scale"):
+            torch.testing.assert_close(one.scale, two.scale, rtol=1e-4, atol=1e-5)
+    assert all(record["train"] == {} and "test" not in record for record in runs[0].journal)
+
+
+def test_each_site_has_an_account_of_its_own() -> None:
+    run = fb.fit(network(), sites(), method=METHODS["fedavg"], rounds=3, **PRIVATE)
+    rows = [(1.0, 2), (4 / 9, 6), (4 / 26, 14)]  # rate, steps of a round
+    assert run.progress.accounts == {str(k): (Spent(rate, 2.0, 3 * steps),) for k, (rate, steps) in enumerate(rows)}
+    each = [epsilon_of((Spent(rate, 2.0, 3 * steps),), 1e-5) for rate, steps in rows]
+    assert run.epsilon == pytest.approx(max(each))
+    assert run.journal[-1]["epsilon"] == run.epsilon
+
+
+def test_epsilon_is_kept_by_the_site_that_spends_most() -> None:
+    options = {**PRIVATE, "noise_multiplier": None, "epsilon": 2.0}
+    run = fb.fit(network(), sites(), method=METHODS["fedavg"], rounds=3, **options)
+    assert 1.98 < run.epsilon <= 2.0
+    less = 0.95 * run.task.privacy.noise
+    task = prepare(network(), sites(), method=METHODS["fedavg"], rounds=3, **{**options, "noise_multiplier": less})
+    assert task.privacy.rounds_left({}, 3) == 2
+
+
+def test_noise_of_steps_is_the_systems_own() -> None:
+    options = {name: v for name, v in PRIVATE.items() if name != "private_seed"}
+    a, b = (fb.fit(network(), sites(), method=METHODS["fedavg"], rounds=1, **options) for _ in range(2))
+    assert not torch.equal(a.posterior.mean, b.posterior.mean)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (fb.methods.fedivon(), "no private form"),
+        (fb.methods.fedlap_cov(), "no private form"),
+        ("fedppd", "no private form"),
+    ],
+)
+def test_steps_without_a_private_form_are_refused(method: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        fb.fit(network(), sites(), method=method, rounds=1, **PRIVATE)
+
+
+def test_batch_norm_is_refused() -> None:
+    mixing = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with pytest.raises(InputError, match="mixes the rows"):
+        fb.fit(mixing, sites(), method=METHODS["fedavg"], rounds=1, **PRIVATE)
+
+
+def test_large_noise_drowns_and_small_noise_learns() -> None:
+    random = torch.Generator().manual_seed(3)
+    x = [torch.randn(80, 3, generator=random) for _ in range(4)]
+    clients = [(rows, (rows[:, 0] > 0).long()) for rows in x]
+    x_new = torch.randn(300, 3, generator=random)
+    method = fb.methods.fedavg(epochs=2, batch=20, lr=0.5)
+    right = {}
+    for noise in (0.3, 300.0):
+        run = fb.fit(nn.Linear(3, 2), clients, method=method, rounds=6, **{**PRIVATE, "noise_multiplier": noise})
+        right[noise] = float((run.predict(x_new).probs.argmax(-1) == (x_new[:, 0] > 0).long()).double().mean())
+    assert right[0.3] > 0.93
+    assert right[300.0] < 0.9
