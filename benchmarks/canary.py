@@ -26,7 +26,7 @@ from fedbayes.privacy.accounting import Spent, epsilon_of
 from fedbayes.training.rounds import Memory, prepare, rounds_together
 
 OTHERS, ROUNDS, CLIP, DELTA = 10, 2, 0.5, 1e-2
-UNUSED, LARGE = (0, 32, 39), 200.0  # pixels that are blank in all digits, and what the canary has there
+UNUSED, LARGE = (0, 32, 39), 20.0  # pixels that are blank in all digits, and what the canary has there
 OFF = 1e-9
 NOISES = {"noise 0.5": 0.5, "noise 1": 1.0, "noise 2": 2.0, "noise off": OFF}
 
@@ -35,7 +35,7 @@ def federation(seed: int, canary: bool) -> fb.data.Clients:
     """Ten clients of digits, and the canary."""
     split = fb.data.load("digits").split(fb.partition.iid(), clients=OTHERS, seed=seed)
     data = split.data
-    pairs = [(data.x[rows].float(), data.y[rows]) for rows in map(split.train_rows, range(OTHERS))]
+    pairs = [(data.x[rows].float() / 16, data.y[rows]) for rows in map(split.train_rows, range(OTHERS))]
     if canary:
         x = torch.zeros(8, *data.shape)
         x.view(8, -1)[:, list(UNUSED)] = LARGE
@@ -45,7 +45,7 @@ def federation(seed: int, canary: bool) -> fb.data.Clients:
 
 def task_of(seed: int, canary: bool, noise: float) -> Any:
     torch.manual_seed(seed)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     method = fb.methods.fedavg(weighting="equal", epochs=2, batch=16, lr=0.1)
     private = {"private": "clients", "noise_multiplier": noise, "private_clip": CLIP}
     task = prepare(network, federation(seed, canary), method=method, rounds=ROUNDS, seed=seed, engine="stacked",

@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--at-once", type=int, default=1000)
+    parser.add_argument("--at-once", type=int, default=700)
     parser.add_argument("--method", choices=GRID)
     parser.add_argument("--commit")
     parser.add_argument("--keep", action="store_true", help="keep the rows that the file has")

@@ -159,6 +159,12 @@ def test_steps_without_a_private_form_are_refused(method: Any, words: str) -> No
         fb.fit(network(), sites(), method=method, rounds=1, **PRIVATE)
 
 
+def test_noise_that_is_judged_on_rows_is_refused() -> None:
+    clients = [(x, x[:, :1]) for x, _ in sites()]
+    with pytest.raises(InputError, match="judged on clients' rows"):
+        fb.fit(nn.Linear(3, 1), clients, method=fb.methods.fedag(epochs=1), rounds=1, **PRIVATE)
+
+
 def test_batch_norm_is_refused() -> None:
     mixing = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     with pytest.raises(InputError, match="mixes the rows"):

@@ -73,6 +73,8 @@ def run_active(
     """
     folder = Path(folder)
     active.check()
+    if experiment.private is not None:
+        raise InputError("private: which rows ask for labels is in no account; leave --active or private out")
     if experiment.methods:
         raise InputError("active learning has one method; set methods=[] and method=NAME")
     with locked(folder):

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.files import write_atomically
 from fedbayes.runs import coding, evaluation, journal
 from fedbayes.runs.recording import CONFIG
+from fedbayes.training.private import PrivateRun
 from fedbayes.training.run import Run
+
+
+def _private(privacy: PrivateRun) -> dict[str, Any]:
+    return {
+        **{"private": privacy.level, "epsilon": privacy.budget, "delta": privacy.delta, "private_clip": privacy.clip},
+        **{"noise_multiplier": privacy.noise, "private_seed": privacy.random.seed, "public_test": privacy.public_test},
+    }
 
 
 def save(run: Run, folder: str | Path) -> Path:
@@ -26,6 +35,7 @@ def save(run: Run, folder: str | Path) -> Path:
         method=task.method,
         rounds=task.rounds,
         seed=task.seed,
+        **({} if task.privacy is None else _private(task.privacy)),
     )
     write_atomically(folder / CONFIG, to_toml(experiment))
     for record in run.journal:

@@ -13,7 +13,7 @@ from fedbayes.clients.client import Phase
 from fedbayes.clients.private_rows import ROW_BATCH, ROW_CLIP, ROW_NOISE
 from fedbayes.errors import InputError
 from fedbayes.federation.private import released, with_private_sums
-from fedbayes.federation.program import Mechanism, Order, Outcome, Program, Terms
+from fedbayes.federation.program import BY_MEMBERS, Mechanism, Order, Outcome, Program, Terms
 from fedbayes.federation.waiting import SYNCHRONOUS
 from fedbayes.privacy.accounting import Account, Spent, affordable, epsilon_of, library, noise_for, with_more
 from fedbayes.privacy.randomness import NOT_PRIVATE, Randomness
@@ -154,6 +154,8 @@ def with_privacy(
     phases = program.client.phases
     if len(phases) != 1 or not phases[0].private:
         raise InputError("private: the steps of this method's clients have no private form; use fedavg, feduab or pvi")
+    if program.prediction.noise in BY_MEMBERS:
+        raise InputError("private: the noise of this regression is judged on clients' rows; set noise = 'likelihood'")
     run = private_run(options, {str(k): _steps(n, phases[0]) for k, n in enumerate(sizes)}, rounds, SHARE / max(sizes))
     own, batch = program.options, phases[0].batch
     told = {ROW_CLIP: run.clip, ROW_NOISE: run.noise, ROW_BATCH: float(batch)}
