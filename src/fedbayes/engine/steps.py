@@ -84,7 +84,7 @@ class Steps:
                 if self.mode == ROWWISE and (single := forms.rowwise(work.phase)) is not None:
                     return rowwise.run(single, *arguments)
                 if self.mode == BY_HAND and (form := forms.dense(work.phase)) is not None:
-                    return dense.run(form, *arguments)
+                    return dense.run(form, *arguments, work.noise)
                 with compiled(self.mode in ("graph", "compiled"), stacked=work.together.size > 1):
                     return self._replay(work, state) if self._captures(work) else self._run(work, state)
             except (torch.OutOfMemoryError, NotStackable):

@@ -30,6 +30,7 @@ class Dense(NamedTuple):
     pull: tuple[str, ...]
     clip: bool
     falling: int  # epochs within which the learning rate falls to 0; 0: it does not
+    private: bool = False  # whether rows' gradients are shortened and noise is added
 
 
 class Bayes(NamedTuple):
@@ -69,8 +70,6 @@ def dense(phase: Phase) -> Dense | None:
     step = phase.step
     if not isinstance(step, PointStep) or phase.batches != 1 or step.adversarial or step.optimiser.momentum is None:
         return None
-    if phase.private:
-        return None
     chain = _chain(step.model)
     if chain is None:
         return None
@@ -86,6 +85,7 @@ def dense(phase: Phase) -> Dense | None:
         step.pull,
         step.clip,
         step.epochs if step.falling else 0,
+        phase.private,
     )
 
 
@@ -106,7 +106,7 @@ def bayes(phase: Phase) -> Bayes | None:
 def rowwise(phase: Phase) -> Rowwise | None:
     """The form of such a step on single rows, where the network is small and the error squared; None for any other."""
     form = dense(phase)
-    if form is None or form.scale is None or (phase.batch, form.dtype) != (1, torch.float32):
+    if form is None or form.private or form.scale is None or (phase.batch, form.dtype) != (1, torch.float32):
         return None
     plain = not form.momentum and not form.pull and form.falling in (0, phase.epochs)
     small = form.between in ((), ("relu",)) and form.layers[-1][1] == 1 and all(bias for _, _, bias in form.layers)
