@@ -26,13 +26,14 @@ def table_of(bounds: Sequence[Bound], orders: Sequence[Order], seats: list[Seat]
     rows = torch.zeros(max(lengths), len(seats), phase.batches, width, dtype=torch.int64)
     live = torch.zeros_like(rows, dtype=torch.bool)
     for c, (seat, one) in enumerate(zip(seats, schedules)):
-        # In a private phase the last place is that which says whether a step is taken.
-        places = (
-            range(width)[: one.rows.shape[-1]] if not phase.private else [*range(one.rows.shape[-1] - 1), width - 1]
-        )
-        rows[: len(one.rows), c, :, places] = one.rows
-        if not seat.ghost:
-            live[: len(one.rows), c, :, places] = True if one.live is None else one.live
+        steps, places = len(one.rows), one.rows.shape[-1]
+        rows[:steps, c, :, :places] = one.rows
+        if seat.ghost:
+            continue
+        live[:steps, c, :, :places] = True if one.live is None else one.live
+        if phase.private:  # the last place says that a step is taken, wherever it was in a narrower table
+            live[:steps, c, :, places - 1] = False
+            live[:steps, c, :, -1] = True
     return Table(rows, live)
 
 
