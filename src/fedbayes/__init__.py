@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedbayes.posterior.layout import Layout
     from fedbayes.posterior.values import Draws, Flowed, FullGaussian, Gaussian, Grafted, Point
     from fedbayes.report import write_report
+    from fedbayes.runs import trackers
     from fedbayes.runs.folder import load
     from fedbayes.runs.saved import save
     from fedbayes.training.estimators import FederatedClassifier, FederatedRegressor
@@ -54,6 +55,7 @@ __all__ = [
     "rules",
     "save",
     "scores",
+    "trackers",
     "trust",
     "write_report",
 ]
@@ -88,6 +90,7 @@ _MODULES = {
     "partition": "fedbayes.data.partition",
     "rules": "fedbayes.federation.rules",
     "scores": "fedbayes.scores",
+    "trackers": "fedbayes.runs.trackers",
 }
 
 

@@ -37,6 +37,10 @@ Settings = Annotated[
 Events = Annotated[
     bool, typer.Option("--tensorboard", help="Also write TensorBoard events; needs fedbayes\\[tensorboard].")
 ]
+Mlflow = Annotated[
+    str | None,
+    typer.Option("--mlflow", metavar="URI", help="Also track on MLflow, such as http://localhost:5000; \\[mlflow]."),
+]
 
 
 def _trust(packages: list[str] | None) -> list[str] | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedbayes.cli.shared import Events, Folder, Settings, Trust, app, key_help, out
+from fedbayes.cli.shared import Events, Folder, Mlflow, Settings, Trust, app, key_help, out
 from fedbayes.cli.watching import watching
 from fedbayes.engine.clock import FILES, START, Shares, share
 from fedbayes.engine.clock import profile as measuring
@@ -26,6 +26,7 @@ def run(
     compile: Annotated[str | None, typer.Option(help=key_help("compile"))] = None,
     central: Annotated[bool, typer.Option("--central", help="Pool all rows in one client: no federation.")] = False,
     tensorboard: Events = False,
+    mlflow: Mlflow = None,
     active: Annotated[
         str | None, typer.Option(help="Active learning by entropy, mutual_information or random: labels are asked for.")
     ] = None,
@@ -42,12 +43,12 @@ def run(
             overrides = {"device": device, "engine": engine, "compile": compile}
             experiment = _experiment(name, settings, overrides, central)
         if active is None:
-            _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
+            _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard, mlflow)
         else:
             from fedbayes.runs.active import Active, run_active
 
             asking = Active(active, labelled, budget)
-            _train(lambda watch: run_active(experiment, asking, folder, watch), folder, tensorboard)
+            _train(lambda watch: run_active(experiment, asking, folder, watch), folder, tensorboard, mlflow)
     if shares is not None:
         _show(shares, folder)
 
@@ -91,17 +92,32 @@ def sweep(
 
 
 @app.command()
-def resume(folder: Folder, tensorboard: Events = False, trust: Trust = None) -> None:
+def resume(
+    folder: Folder,
+    rounds: Annotated[int | None, typer.Option(help="Train to this round, also where the run is finished.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value from here on: a number among the method's options, such as lr=0.01."),
+    ] = None,
+    tensorboard: Events = False,
+    mlflow: Mlflow = None,
+    trust: Trust = None,
+) -> None:
     """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
     if (folder / "active.toml").is_file():
         from fedbayes.runs.active import resume_active
 
-        _train(lambda watch: resume_active(folder, watch), folder, tensorboard)
+        _train(lambda watch: resume_active(folder, watch), folder, tensorboard, mlflow)
         return
     from fedbayes.runs.folder import experiment_in
 
+    if rounds is not None or settings:
+        from fedbayes.runs.changes import change
+
+        for line in change(folder, rounds=rounds, settings=settings or ()):
+            out.print(escape(line))
     experiment = experiment_in(folder)
-    _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard)
+    _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard, mlflow)
 
 
 def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
@@ -120,7 +136,7 @@ def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
     return simulate(experiment, folder, watch)
 
 
-def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
+def _train(work: Any, folder: Path, tensorboard: bool = False, mlflow: str | None = None) -> None:
     with share(START):
         from fedbayes.cli.terminal import closing_table, samples_text, site_table
         from fedbayes.report import write
@@ -129,7 +145,7 @@ def _train(work: Any, folder: Path, tensorboard: bool = False) -> None:
 
     try:
         with watching() as watch:
-            work(_with_events(watch, folder) if tensorboard else watch)
+            work(_tracked(watch, folder, tensorboard, mlflow))
     except KeyboardInterrupt:
         out.print(f"\n{_after_a_stop(folder)}")
         raise SystemExit(130) from None
@@ -163,7 +179,11 @@ def _show(shares: Shares, folder: Path) -> None:
     write_atomically(folder / "profile.json", json.dumps({"total": shares.total, **shares.seconds}, indent=1) + "\n")
 
 
-def _with_events(watch: Any, folder: Path) -> Any:
-    from fedbayes.runs.tensorboard import with_events
+def _tracked(watch: Any, folder: Path, tensorboard: bool, mlflow: str | None) -> Any:
+    """The watch with the trackers that were asked for."""
+    if not tensorboard and mlflow is None:
+        return watch
+    from fedbayes.runs.trackers import with_events, with_mlflow
 
-    return with_events(watch, folder)
+    watch = with_events(watch, folder) if tensorboard else watch
+    return watch if mlflow is None else with_mlflow(watch, folder, mlflow)

@@ -72,6 +72,9 @@ def export(
     draws: Annotated[
         int | None, typer.Option(help="Members of the ensemble; the method's own number by default.")
     ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="A client, by number or name, whose personal model is meant.")
+    ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also as ONNX; needs fedbayes\\[onnx].")] = False,
     trust: Trust = None,
 ) -> None:
@@ -80,7 +83,10 @@ def export(
     from fedbayes.export.sets import write_sets
     from fedbayes.runs.folder import home_of, load
 
-    for path in write(load(folder, device="cpu"), output, what, draws=draws, onnx=onnx):
+    run = load(folder, device="cpu")
+    if client is not None:
+        run = run.personal(int(client) if client.isdecimal() else client).as_run
+    for path in write(run, output, what, draws=draws, onnx=onnx):
         print(path)
     for path in write_sets(home_of(folder), output):
         print(path)

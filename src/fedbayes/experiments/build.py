@@ -98,6 +98,8 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             target_accuracy=x.target_accuracy,
             monitor=x.monitor,
             stages=stages_of(x.stages),
+            init=x.init,
+            on_round=[in_one_line(imported(path, "on_round"), "on_round", path) for path in x.on_round],
         )
     if x.engine == FLOWER:
         program = task.program if x.cap_precision is not None else mildly_bounded(task.program)

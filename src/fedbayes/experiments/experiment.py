@@ -65,6 +65,7 @@ class Experiment(Keys):
 
 WRITTEN = ("data", "network", "partition", "clients", "method", "rounds", "seed")  # in every run folder
 DEEPEST = 8  # levels of tables and lists
+LISTS = ("methods", "stages", "on_round")  # which are not written where they are empty
 LONGEST = 50  # dots in a word
 
 KEYS = options_of(Experiment)
@@ -141,7 +142,7 @@ def folder_name(method: str) -> str:
 def table_of(experiment: Experiment) -> dict[str, Any]:
     """The record as a mapping without what is not set; `experiment_of` is its inverse."""
     rows = ((name, getattr(experiment, name)) for name in KEYS)
-    return {name: v for name, v in rows if not (v is None or v == {} or (name in ("methods", "stages") and not v))}
+    return {name: v for name, v in rows if not (v is None or v == {} or (name in LISTS and not v))}
 
 
 def to_toml(experiment: Experiment) -> str:

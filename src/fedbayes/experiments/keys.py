@@ -103,6 +103,12 @@ class Composition:
     options: Table = option(
         "of all methods; a table inside, under a method's name, is for that method alone", subtable, factory=dict
     )
+    init: str | None = option(
+        "a .safetensors file of the network's weights to begin with; by default they are drawn",
+        text,
+        default=None,
+        kind="server",
+    )
     pretrain: Table = option("training at the server before the first round", subtable, factory=dict)
 
 
@@ -112,6 +118,13 @@ class Upkeep:
 
     checkpoint_every: int | None = option(
         "rounds between checkpoints; by default one every two seconds", at_least_one, default=None, kind="server"
+    )
+    on_round: tuple[str, ...] = option(
+        "your own functions (run, record), called after each round; one that gives True or a reason stops the run",
+        Check("a list of package.module:name", lambda v: isinstance(v, list | tuple) and all(map(_names_stage, v))),
+        default=(),
+        kind="server",
+        importable=True,
     )
     flower: Table = option("how Flower carries it to other machines", subtable, factory=dict)
 

@@ -25,7 +25,7 @@ from fedbayes.training.rounds import Best, Progress, Task
 KEPT = 2
 ROW = "run"
 # What may differ between a checkpoint and the run that goes on from it: where and how long, not what.
-FREE = ("device", "engine", "compile", "at_once", "rounds", "checkpoint_every", "flower")
+FREE = ("device", "engine", "compile", "at_once", "rounds", "checkpoint_every", "flower", "on_round")
 
 
 # Where these are unchanged, a run continues with as many clients at once: its noise on a GPU depends on it.

@@ -20,6 +20,7 @@ from fedbayes.experiments.keys import FLOWER
 from fedbayes.runs import checkpoint, coding, evaluation, journal, samples
 from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CONFIG, Recording, write_once
+from fedbayes.training.callbacks import called_back
 from fedbayes.training.rounds import Progress, Task, refuse_diverged, rounds
 from fedbayes.training.run import Run
 
@@ -179,7 +180,8 @@ def train(
     """Train one method into its folder, from the last checkpoint on."""
     name = called or experiment.method
     recording = Recording(experiment, task, folder, lambda method, *rest: watch.begun(name, *rest))
-    for progress, record in _named(name, rounds(task, recording.progress, recording.own, watch.client)):
+    steps = rounds(task, recording.progress, recording.own, watch.client)
+    for progress, record in _named(name, called_back(task, steps, recording.records, recording.own)):
         recording.add(progress, record)
         watch.round(record)
     refuse_diverged(recording.records, f"; what {name} had learned before is kept in {folder}")

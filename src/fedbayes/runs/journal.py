@@ -13,6 +13,7 @@ from typing import Any
 
 from fedbayes.errors import InputError, shown
 from fedbayes.files import reading, size_of, write_atomically
+from fedbayes.training.flat import flat
 from fedbayes.training.influence import fault
 
 Record = dict[str, Any]
@@ -190,29 +191,6 @@ def cut(folder: Path, rounds: int) -> list[Record]:
     if not path.is_file() or path.read_bytes() != lines.encode():
         write_atomically(path, lines)
     return records
-
-
-def flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """One round as a flat row: nested numbers get dotted names, lists and reasons become counts."""
-    row: dict[str, Any] = {}
-    for key, value in record.items():
-        if key == "influence":
-            row |= _largest(value.get("clients", {}))
-        elif key in ("left_out", "client_seconds") or isinstance(value, list):
-            row[key] = len(value)
-        elif isinstance(value, Mapping):
-            row |= {f"{key}.{name}": number for name, number in value.items()}
-        else:
-            row[key] = value
-    return row
-
-
-def _largest(clients: Mapping[str, Any]) -> dict[str, Any]:
-    """What the clients of a round did to it, in three numbers."""
-    if not clients:
-        return {}
-    changes, shares, _, clipped = zip(*clients.values())
-    return {"largest_change": max(changes), "largest_share": max(shares), "clipped": sum(map(bool, clipped))}
 
 
 def write_table(folder: Path, records: list[Record]) -> None:

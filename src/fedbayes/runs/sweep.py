@@ -157,7 +157,8 @@ def closed_over(task: Task) -> str:
 
 def can_join(task: Task) -> bool:
     """Whether a task may be trained with others as one program."""
-    return isinstance(task.engine, Stacked) and task.scheduler.name in (SYNCHRONOUS, POISSON)
+    joined = task.scheduler.name in (SYNCHRONOUS, POISSON) and not task.on_round
+    return isinstance(task.engine, Stacked) and joined
 
 
 def _together(

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,7 @@ from fedbayes.model.likelihood import Likelihood, likelihood_for
 from fedbayes.options import options_of
 from fedbayes.posterior.values import Posterior
 from fedbayes.training.attacked import attacked
+from fedbayes.training.callbacks import callbacks_of
 from fedbayes.training.checks import augmentation, device_named, try_network
 from fedbayes.training.defaults import (
     default_likelihood,
@@ -36,10 +38,12 @@ from fedbayes.training.defaults import (
     with_class_weights,
 )
 from fedbayes.training.private import check_private, with_privacy
+from fedbayes.training.run import Run
 from fedbayes.training.scheduled import Scheduled, scheduled
 from fedbayes.training.server import server_store
 from fedbayes.training.settings import CLIENTS, METHOD, ROWS, Bounding, Judging, Privacy, Scheduling, Training
-from fedbayes.training.task import Task, initial_of
+from fedbayes.training.task import OnRound, Task, initial_of
+from fedbayes.training.warm import starting_parts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,7 +118,8 @@ def prepare(
     monitor: str = "nll",
     stages: Sequence[Stage] = (),
     server_data: Any = None,
-    init: Mapping[str, Posterior] | None = None,
+    init: Run | Mapping[str, Posterior] | Mapping[str, Tensor] | str | Path | None = None,
+    on_round: OnRound | Sequence[OnRound] = (),
 ) -> Task:
     """Check everything that can be checked before the first round, and bind the method to the network and the data.
 
@@ -174,7 +179,7 @@ def prepare(
     program = with_stages(with_bounds(method.build(setting), bounds), stages)
     program, privacy = with_privacy(program, wanted, clients.sizes.tolist(), size, rounds, cap_rows)
     if init is not None:
-        program = program._replace(initial=initial_of(program, init, where))
+        program = program._replace(initial=initial_of(program, starting_parts(program, init), where))
     check_streaming(program)
     program, targets = attacked(program, clients, attack, attackers, attack_strength, seed)
     program, scheduler = scheduled(
@@ -220,6 +225,7 @@ def prepare(
         monitor=monitor,
         method=method.name,
         optimiser=getattr(method, "optimiser", None),
+        on_round=callbacks_of(on_round),
         validation_sizes=sizes,
         privacy=privacy,
     )

@@ -6,9 +6,10 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedbayes.data import Clients
 from fedbayes.engine.choice import quick_cpu, tensor_cores
@@ -25,12 +26,13 @@ from fedbayes.methods import Method
 from fedbayes.model.likelihood import Likelihood
 from fedbayes.posterior.values import Parts, Posterior
 from fedbayes.training import influence, scales
+from fedbayes.training.callbacks import called_back
 from fedbayes.training.personal import personal_scores
 from fedbayes.training.prepare import naming_strays, prepare
 from fedbayes.training.run import Memory, OwnStore, Run, evaluate, observed, scores_on
 from fedbayes.training.settings import MONITORS
 from fedbayes.training.showing import following
-from fedbayes.training.task import Best, Federation, Progress, Task
+from fedbayes.training.task import Best, Federation, OnRound, Progress, Task
 
 OWNED = "owned"  # among the kinds of warnings: one client has most of the precision
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
@@ -331,7 +333,8 @@ def fit(
     monitor: str = "nll",
     stages: Sequence[Stage] = (),
     server_data: Any = None,
-    init: Mapping[str, Posterior] | None = None,
+    init: Run | Mapping[str, Posterior] | Mapping[str, Tensor] | str | Path | None = None,
+    on_round: OnRound | Sequence[OnRound] = (),
 ) -> Run:
     """Train a network across clients and return the run.
 
@@ -369,7 +372,10 @@ def fit(
     - `evaluate_every`, `personal_every`: rounds between scores of the posterior, and of personal models (0: never)
     - `target_loss`, `target_accuracy`: stop when they are reached
     - `stages`: what the server does with the pooled parts after the method's own stages, each a `Stage`
-    - `server_data`: inputs of the server, for methods that distil there; `init`: posteriors to begin with, by part
+    - `server_data`: inputs of the server, for methods that distil there
+    - `init`: what to begin with: another run, a network's state dict, a .safetensors file of one, or posteriors by part
+    - `on_round`: called after each round with the run so far and the round's record, one function or several; what
+      gives True or a reason stops the run. `fb.trackers` has some for MLflow and TensorBoard
 
     >>> import fedbayes as fb
     >>> clients = fb.data.load("digits").split(fb.partition.dirichlet(0.3), clients=20, seed=0)
@@ -385,10 +391,11 @@ def fit(
 
 def train(task: Task) -> Run:
     """Train a task in memory, from its first round to its last."""
-    last, journal, own = task.begin(), [], Memory()
+    last, own = task.begin(), Memory()
+    journal: list[dict[str, Any]] = []
     kinds: set[str] = set()
     with following(task.method, task.rounds) as follow:
-        for progress, record in rounds(task, last, own):
+        for progress, record in called_back(task, rounds(task, last, own), journal, own):
             last = progress
             journal.append(record)
             _warn(record, kinds)

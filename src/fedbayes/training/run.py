@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbayes.clients.client import Own
 from fedbayes.data.site_tables import coded
@@ -24,7 +24,9 @@ from fedbayes.posterior.values import Parts, Posterior
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
 from fedbayes.scores.by_site import SiteScores
+from fedbayes.training.frames import columns_of, frame_of
 from fedbayes.training.influence import table_of
+from fedbayes.training.modules import module_of
 from fedbayes.training.observation import with_noise as estimated
 from fedbayes.training.personal import personal_models, personal_scores, refined_task, sums_of
 from fedbayes.training.task import Federation, Progress, Task
@@ -174,6 +176,30 @@ class Run:
         privacy = self.task.privacy
         return None if privacy is None else privacy.epsilon(self.progress.accounts)
 
+    @property
+    def broadcast(self) -> Parts:
+        """All parts that the server would send next, or the best validated ones: what another run can begin with."""
+        return self._final.broadcast
+
+    def module(self, draw: int | None = None) -> nn.Module:
+        """The network as a plain module in evaluation mode, at the posterior's mean, or at one draw by its number.
+
+        It takes what the network sees, `run.task.clients.data.prepare(x)` of stored rows.
+        """
+        return module_of(self.task, self.parts, draw)
+
+    def state_dict(self, draw: int | None = None) -> dict[str, Tensor]:
+        """The network's state dict, at the posterior's mean, or at one draw by its number."""
+        return self.module(draw).state_dict()
+
+    def to_columns(self, what: str = "journal") -> dict[str, list[Any]]:
+        """A table as columns: `journal` (a row per round), `scores` (per site and score) or `predictions` (per row)."""
+        return columns_of(self, self.journal, what)
+
+    def to_frame(self, what: str = "journal") -> Any:
+        """The same as a data frame of pandas, or of polars where that alone is installed."""
+        return frame_of(self.to_columns(what))
+
     def influence(self) -> list[dict[str, Any]]:
         """Who moved the model: one row per client and round, as the journal has them.
 
@@ -211,6 +237,10 @@ class Personal:
         """Predictions with their uncertainty parts, as `Run.predict`."""
         with tensor_cores("float32"):
             return predict_with(self.run.task, self.parts, self.run.stored(x), draws=draws)
+
+    def module(self, draw: int | None = None) -> nn.Module:
+        """The client's network as a plain module, as `Run.module`."""
+        return module_of(self.run.task, self.parts, draw)
 
     @property
     def as_run(self) -> Run:

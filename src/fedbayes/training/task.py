@@ -59,6 +59,9 @@ class Progress(NamedTuple):
     accounts: Accounts = {}  # noqa: RUF012  (what a private run has spent; never changed)
 
 
+# What is called after each round with the run so far and its record; True, or a reason, stops the run.
+OnRound = Callable[[Any, dict[str, Any]], "str | bool | None"]
+
 # Training at the server before the first round: the parts to begin with, and what to report of it.
 Before = Callable[[], tuple[Parts, Mapping[str, Any]]]
 
@@ -91,6 +94,7 @@ class Task:
     elsewhere: Callable[[Federation], Iterator[tuple[int, Sums]]] | None = None  # personal models on other machines
     method: str = ""  # its name
     optimiser: str | None = None  # of its clients, where it has one
+    on_round: tuple[OnRound, ...] = ()
     validation_sizes: Tensor | None = None  # rows of each client among those held out; None: there are none
     privacy: PrivateRun | None = None  # how it is private, where it is
 

@@ -1,0 +1,50 @@
+"""Calls back to the user after each round, who may stop the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fedbayes.errors import InputError
+from fedbayes.training.run import OwnStore, Run, observed
+from fedbayes.training.task import OnRound, Progress, Task
+
+Step = tuple[Progress, dict[str, Any]]
+
+
+def callbacks_of(given: OnRound | Sequence[OnRound]) -> tuple[OnRound, ...]:
+    """One function, or several, as a tuple; checked."""
+    functions = (given,) if callable(given) else tuple(given)
+    for function in functions:
+        if not callable(function):
+            raise InputError(f"on_round must be a function (run, record), not a {type(function).__name__}")
+    return functions
+
+
+def called_back(task: Task, steps: Iterator[Step], records: Sequence[dict[str, Any]], own: OwnStore) -> Iterator[Step]:
+    """The rounds, each shown to the task's callbacks before it is kept; one that gives a reason stops the run.
+
+    `records` are the rounds before, kept by the caller. What a callback adds to a record goes into the journal.
+    """
+    for progress, record in steps:
+        why = None
+        for function in task.on_round:
+            answer = function(Run(task, progress, [*records, record], own), record)
+            why = why or _reason(answer, function)
+        if why and not progress.stopped:
+            record["stopped"] = why
+            progress = progress._replace(state=observed(task, progress.state), stopped=True)
+        yield progress, record
+        if why:
+            return
+
+
+def _reason(answer: Any, function: Callable[..., Any]) -> str | None:
+    name = getattr(function, "__name__", type(function).__name__)
+    if answer is None or answer is False:
+        return None
+    if answer is True:
+        return f"{name} asked for it"
+    if isinstance(answer, str) and answer:
+        return answer
+    raise InputError(f"on_round: {name} gave a {type(answer).__name__}; give None, or a reason to stop")

@@ -1,0 +1,92 @@
+"""What training begins with where it does not begin at random: a run, a state dict, a safetensors file, posteriors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedbayes.errors import InputError, one_line
+from fedbayes.federation.program import Program
+from fedbayes.files import FAULTS, size_of
+from fedbayes.model.model import is_static
+from fedbayes.posterior.values import Gaussian, Parts, Point, Posterior
+
+
+def starting_parts(program: Program, init: Any) -> Mapping[str, Posterior]:
+    """Posteriors by part. Of a state dict, or a run of points, a Gaussian takes the means and keeps its own scales."""
+    if isinstance(init, str | Path):
+        init = weights_in(Path(init))
+    if hasattr(init, "progress") and hasattr(init, "task"):  # a Run
+        return _of_posteriors(program, init.broadcast)
+    if not isinstance(init, Mapping):
+        raise InputError(f"init is a {type(init).__name__}; give a run, a state dict, a .safetensors file, posteriors")
+    tensors = [isinstance(value, Tensor) for value in init.values()]
+    if not tensors or not any(tensors):
+        return init
+    if not all(tensors):
+        raise InputError("init holds tensors and other things; give a state dict, or posteriors by part")
+    return _of_tensors(program, init)
+
+
+def weights_in(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name."""
+    try:
+        size_of(path)
+        return load_file(path)
+    except InputError:
+        raise
+    except (SafetensorError, *FAULTS) as error:
+        raise InputError(f"init: {path} is no safetensors file that can be read ({one_line(error)})") from error
+
+
+def _of_posteriors(program: Program, theirs: Parts) -> dict[str, Posterior]:
+    """Parts of another run of the same network, which may be of another kind, or cut otherwise."""
+    if any(q.layout != theirs[part].layout for part, q in program.initial.items() if part in theirs):
+        named = {n: t for q in theirs.values() if q.layout is not None for n, t in q.layout.split(q.mean).items()}
+        return _of_tensors(program, named)
+    shared = {part: theirs[part] for part in program.initial if part in theirs}
+    if not shared:
+        raise InputError(f"init: that run has parts {', '.join(theirs)}, this method {', '.join(program.initial)}")
+    return {part: _as_kind_of(program.initial[part], q) for part, q in shared.items()}
+
+
+def _as_kind_of(ours: Posterior, theirs: Posterior) -> Posterior:
+    same = ours.mean.shape == theirs.mean.shape
+    if type(ours) is type(theirs) or not same or not isinstance(ours, Point | Gaussian):
+        return theirs  # checked where it is taken up
+    return replace(ours, mean=theirs.mean.to(ours.mean))
+
+
+def _of_tensors(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Posterior]:
+    """Means from named tensors; what they lack or have too much is an error, but the likelihood's own parameters."""
+    parts: dict[str, Posterior] = {}
+    known: set[str] = {name for weights in program.model.frozen.values() for name in weights}
+    for part, layout in program.model.layouts.items():
+        ours = program.initial[part]
+        known |= set(layout.names)
+        own = layout.split(ours.mean)
+        lacking = [n for n in layout.names if n not in tensors and not n.startswith("likelihood.")]
+        if lacking and not is_static(part):
+            raise InputError(
+                f"init: the state dict lacks {len(lacking)} weights, first {lacking[0]!r}; is it another's?"
+            )
+        named = {n: tensors.get(n, own[n]) for n in layout.names}
+        for name, shape in zip(layout.names, layout.shapes):
+            if tuple(named[name].shape) != shape:
+                raise InputError(f"init: {name} has shape {list(named[name].shape)}, the network's is {list(shape)}")
+        parts[part] = _as_kind_of(ours, Point(layout.join({n: t.to(own[n]) for n, t in named.items()}), layout))
+    if strange := [name for name in tensors if name not in known]:
+        raise InputError(f"init: the network has no weight {strange[0]!r}; it has {', '.join(sorted(known)[:5])}, ...")
+    frozen = [n for weights in program.model.frozen.values() for n in weights if n in tensors]
+    for weights in program.model.frozen.values():
+        for name in frozen:
+            if name in weights and not torch.equal(weights[name].cpu(), tensors[name].to(weights[name]).cpu()):
+                raise InputError(f"init: {name} is frozen; load it into the network before, by load_state_dict")
+    return parts

@@ -1,0 +1,93 @@
+"""Warm starts from runs, state dicts and files; networks taken out of runs."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import fedbayes as fb
+from fedbayes.errors import InputError
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.runs.folder import run
+
+X = torch.linspace(-1, 1, 60).reshape(20, 3)
+Y = (X[:, 0] > 0).long()
+CLIENTS = fb.data.from_clients([(X[::2], Y[::2]), (X[1::2], Y[1::2])], test=(X, Y))
+
+
+def network(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def fitted(method, **options):
+    return fb.fit(network(), CLIENTS, method=method, **{"rounds": 2, **options})
+
+
+def test_the_module_predicts_as_the_run_of_a_point_does():
+    made = fitted("fedavg")
+    module = made.module()
+    assert not module.training
+    with torch.no_grad():
+        assert torch.allclose(module(X).softmax(-1), made.predict(X).probs, atol=1e-6)
+    fresh = network(1)
+    fresh.load_state_dict(made.state_dict())
+    assert int(fresh[1].num_batches_tracked) > 0
+
+
+def test_draws_of_the_module_are_those_that_predict():
+    made = fitted(fb.methods.feduab(draws=3))
+    with torch.no_grad():
+        each = torch.stack([made.module(draw)(X).softmax(-1) for draw in range(3)])
+    assert torch.allclose(each.mean(0), made.predict(X).probs, atol=1e-5)
+    assert not torch.allclose(each[0], each[1])
+    with pytest.raises(InputError, match="draw must be a number from 0"):
+        made.module(-1)
+
+
+@pytest.mark.parametrize("kind", ["run", "state dict", "file", "path"])
+@pytest.mark.parametrize("method", ["fedavg", "feduab"])
+def test_training_begins_where_another_ended(kind, method, tmp_path):
+    first = fitted("fedavg")
+    save_file({n: t.contiguous() for n, t in first.state_dict().items()}, tmp_path / "first.safetensors")
+    file = tmp_path / "first.safetensors"
+    init = {"run": first, "state dict": first.state_dict(), "file": str(file), "path": file}[kind]
+    begun = fitted(method, init=init, rounds=0)
+    for name, tensor in first.state_dict().items():
+        assert torch.allclose(begun.state_dict()[name].float(), tensor.float()), name
+
+
+def test_a_posterior_goes_on_as_it_was():
+    first = fitted("feduab")
+    begun = fitted("feduab", init=first, rounds=0)
+    assert torch.equal(begun.posterior.scale, first.posterior.scale)
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    first = fitted("fedavg", rounds=0)
+    whole = first.state_dict()
+    for init, says in (
+        ({k: v for k, v in whole.items() if k != "0.bias"}, "lacks 1 weights, first '0.bias'"),
+        ({**whole, "0.bias": torch.zeros(5)}, r"0.bias has shape \[5\], the network's is \[4\]"),
+        ({**whole, "more": torch.zeros(5)}, "no weight 'more'"),
+        (tmp_path / "none.safetensors", "none.safetensors"),
+        (3, "init is a int; give a run, a state dict"),
+    ):
+        with pytest.raises(InputError, match=says):
+            fitted("fedavg", init=init)
+
+
+def test_an_experiment_file_names_the_weights_to_begin_with(tmp_path):
+    common = {"network": "linear", "clients": 4, "cohort": 2, "options": {"epochs": 1}, "method": "fedavg"}
+    first = run(Experiment(**common, rounds=2), tmp_path / "first")["fedavg"]
+    save_file({n: t.contiguous() for n, t in first.state_dict().items()}, tmp_path / "w.safetensors")
+    begun = run(Experiment(**common, rounds=0, init=str(tmp_path / "w.safetensors")), tmp_path / "second")["fedavg"]
+    assert torch.equal(begun.posterior.mean, first.posterior.mean)
+
+
+def test_a_personal_model_is_a_module_too():
+    made = fitted("fedavg")
+    mine = made.personal(0)
+    with torch.no_grad():
+        assert torch.allclose(mine.module()(X).softmax(-1), mine.predict(X).probs, atol=1e-6)
