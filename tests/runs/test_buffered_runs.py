@@ -14,6 +14,7 @@ from run_content import content, same
 
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import to_toml
+from fedbayes.report import write_report
 from fedbayes.runs import journal
 from fedbayes.runs.folder import load, resume, run
 
@@ -99,3 +100,14 @@ def test_a_buffered_run_killed_at_every_step_on_disk_resumes_exactly(tiny, tmp_p
 def test_what_does_not_fit_is_one_line(tiny, tmp_path, wrong, words):
     with pytest.raises(InputError, match=words):
         run(replace(tiny, **wrong), tmp_path)
+
+
+def test_the_report_shows_time_and_contributions_by_speed(tiny, tmp_path):
+    spread = {"delays": "devices", "delay_options": {"devices": [[0.5, 1.0], [0.5, 30.0]]}}
+    run(replace(tiny, clients=12, cohort=6, rounds=6, **{**LATE, **spread}), tmp_path)
+    (first, *_) = journal.read(tmp_path)
+    assert first["registered"].keys() == {"usual", "very slow"}
+    page = write_report(tmp_path).read_text()
+    section = page[page.index('<section id="waiting">') :]
+    assert all(words in section for words in ("Staleness", "Contributions by speed", "very slow", "minutes"))
+    assert "nan" not in section[: section.index("</section>")]

@@ -16,7 +16,7 @@ from fedbayes.federation.delays import Delays
 from fedbayes.federation.flight import DROPPED, LATE, REASONS, STALE, Flight, Seat, Sent
 from fedbayes.federation.program import FederationState, Order, Program
 from fedbayes.federation.round import called, told
-from fedbayes.federation.schedule import Plan, Scheduler, Waiting, speeds
+from fedbayes.federation.schedule import Plan, Scheduler, Waiting, by_speed
 from fedbayes.federation.waiting import BUFFERED, STALENESS, BufferOptions
 from fedbayes.noise import address
 
@@ -45,10 +45,11 @@ def buffered(waiting: Waiting, *, seed: int, delays: Delays | None = None) -> Sc
         options = {**program.options(state.round), **told(program, state.stages)}
         here = Sent(state.broadcast, options, state.version)
         lost = tuple(sorted(seat.client for seat in day.lost))
+        answered = [seat.client for seat in day.buffer]
         reported = {
             "clock": day.clock,
             "in_flight": len(day.seats),
-            **({} if delays is None else {"speeds": speeds(delays, tuple(seat.client for seat in day.buffer))}),
+            **({} if delays is None else by_speed(delays, answered, state.round, waiting.clients)),
             **({"given_up": _reasons(day.lost)} if lost else {}),
         }
         return planned(state.round, here, day.buffer, day.flight(here), state.flight, lost, reported, waiting.discount)

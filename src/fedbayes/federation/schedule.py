@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedbayes.federation.delays import Delays
+from fedbayes.federation.delays import SPEEDS, Delays, shares
 from fedbayes.federation.flight import Flight
 from fedbayes.federation.program import FederationState, Order, Program
 from fedbayes.federation.round import cohort_of, open_round, told
@@ -57,7 +57,8 @@ def synchronous(
             return Plan((order,), order)
         began = state.flight.clock
         clock = max([began, *(delays.ends(k, order.round, began) for k in order.cohort)])
-        return Plan((order,), order, Flight(clock), {"clock": clock, "speeds": speeds(delays, order.cohort)})
+        seen = by_speed(delays, order.cohort, order.round, clients)
+        return Plan((order,), order, Flight(clock), {"clock": clock, **seen})
 
     def members(number: int) -> tuple[int, ...]:
         return cohort_of(number, clients=clients, cohort=cohort, seed=seed, dropout=dropout)[0]
@@ -65,10 +66,11 @@ def synchronous(
     return Scheduler(SYNCHRONOUS, plan, members)
 
 
-def speeds(delays: Delays, who: tuple[int, ...]) -> dict[str, int]:
-    """How many of these clients are in each class of speed."""
+def by_speed(delays: Delays, who: Sequence[int], number: int, clients: int) -> dict[str, Any]:
+    """For the journal: how many of these are in each class of speed; beside the first round the shares of all."""
     classes = [delays.speed(k) for k in who]
-    return {name: classes.count(name) for name in sorted(set(classes))}
+    counts = {"speeds": {name: classes.count(name) for name in SPEEDS if name in classes}}
+    return counts | ({} if number else {"registered": shares(delays, clients)})
 
 
 def poisson(*, clients: int, rate: float, random: Randomness, dropout: float = 0.0) -> Scheduler:

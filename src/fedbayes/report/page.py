@@ -19,6 +19,7 @@ from fedbayes.report.outside import outside
 from fedbayes.report.overview import closing, missing, settings, what_was_run
 from fedbayes.report.people import clients
 from fedbayes.report.survival import survival
+from fedbayes.report.waiting import waiting
 from fedbayes.version import __version__
 
 STUCK = 6  # with more runs their boxes do not stay in view: they would cover the page
@@ -26,6 +27,7 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     closing,
     labelling,
     curves,
+    waiting,
     three,
     calibration,
     intervals,

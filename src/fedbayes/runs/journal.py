@@ -162,6 +162,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "in_flight": _number,
     "staleness": _scores,
     "speeds": _scores,
+    "registered": _scores,
     "given_up": _scores,
     "influence": lambda v: not fault(v),
     "epsilon": _number,
