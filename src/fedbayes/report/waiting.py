@@ -72,7 +72,7 @@ def _table(runs: list[Shown]) -> str:
     for run in runs:
         totals = _speeds(run)
         whole = sum(totals.values())
-        shares = next((r["registered"] for r in run.files.records if "registered" in r), {})
+        shares: dict[str, float] = next((r["registered"] for r in run.files.records if "registered" in r), {})
         for speed in SPEEDS:
             count, part = totals.get(speed, 0), shares.get(speed, 0.0)
             if not whole or not (count or part):
