@@ -34,7 +34,7 @@ def decoded(name: str, files: Sequence[Path], make: Callable[[], Arrays]) -> Arr
     key = hashlib.sha256(json.dumps([_VERSION, name, stamp]).encode()).hexdigest()[:16]
     folder = cache_folder() / "decoded" / f"{name}-{key}"
     with suppress(*FAULTS):
-        index = json.loads((folder / "index.json").read_text())
+        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         return {part: _read(folder / f"{part}.npy", digest) for part, digest in index.items()}
     arrays = make()
     with suppress(OSError):
@@ -64,7 +64,7 @@ def _write(folder: Path, arrays: Arrays) -> None:
             with (work / f"{part}.npy").open("wb") as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
             index[part] = _digest((work / f"{part}.npy").read_bytes())
-        (work / "index.json").write_text(json.dumps(index))
+        (work / "index.json").write_text(json.dumps(index), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(work, folder)
     finally:

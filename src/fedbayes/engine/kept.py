@@ -83,7 +83,7 @@ def _processor() -> str:
     """A name for what this processor can do: a home shared by machines may hold code for another one."""
     described = [platform.machine(), platform.processor()]
     with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
         described += [line for line in lines if line.split(":")[0].strip() in PROCESSOR]
     return hashlib.blake2b("\n".join(described).encode(), digest_size=4).hexdigest()
 

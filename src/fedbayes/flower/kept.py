@@ -12,6 +12,7 @@ import torch
 from fedbayes.clients.client import Own
 from fedbayes.files import write_atomically
 from fedbayes.flower.shown import Shown
+from fedbayes.locks import lock
 from fedbayes.runs import sealed
 
 
@@ -88,14 +89,8 @@ def shown_in_file(path: Path) -> Shown:
 
     @contextmanager
     def alone() -> Iterator[None]:
-        try:
-            import fcntl
-        except ImportError:  # no such locks on this system
-            yield
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with lock(path.with_suffix(".lock"), wait=True):
             yield
 
     return Shown(*file_slot(path), alone)

@@ -238,7 +238,9 @@ def draw(output: Path, scale: str) -> list[Path]:
     path = output / f"{name}.json"
     if not path.is_file():
         raise InputError(f"there is no {path}; run fedbayes table attacks --scale {scale}")
-    return save(picture(json.loads(path.read_text())), output / f"{name.replace('attacks', 'attacks-heat', 1)}")
+    return save(
+        picture(json.loads(path.read_text(encoding="utf-8"))), output / f"{name.replace('attacks', 'attacks-heat', 1)}"
+    )
 
 
 FIGURES = {"attacks": draw}

@@ -142,7 +142,7 @@ def contents(table: Table[Folds], cell: Cell[Folds], output: Path, scale: str) -
     path = output / "cells" / scale / table.scales[scale](cell.experiment).file
     if not path.is_file():
         return []
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     scores = content.pop("rows")[cell.column]
     moments = {name: mean_and_error([fold[name] for fold in scores]) for name in scores[0]}
     return [

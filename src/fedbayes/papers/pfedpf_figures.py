@@ -63,7 +63,7 @@ def confidence_figure(output: Path, curves: Mapping[str, Sequence[float]] | None
     stem = output / "pfedpf-confidence"
     paths = save(figure, stem)
     numbers = stem.with_suffix(".json")
-    numbers.write_text(json.dumps({"scales": list(SCALES), **curves}) + "\n")
+    numbers.write_text(json.dumps({"scales": list(SCALES), **curves}) + "\n", encoding="utf-8")
     return [*paths, numbers]
 
 

@@ -44,7 +44,7 @@ def train(table: Table[Experiment], output: Path, request: Request) -> None:
             path = folder / name
             if not path.is_file():
                 missing[name] = cell, experiment
-            elif other := otherwise(json.loads(path.read_text()), experiment):
+            elif other := otherwise(json.loads(path.read_text(encoding="utf-8")), experiment):
                 request.say(f"{cell.title}: kept, though made with {other}; without {path} it is trained anew")
     for names in _groups(missing):
         members = {name: missing[name] for name in names}
@@ -140,7 +140,7 @@ def contents(table: Table[Experiment], cell: Cell[Experiment], output: Path, sca
     """What is kept of a cell, one content per seed; of several lengths of training the longest."""
     start = file_name(table.family, cell, table.scales[scale](cell.experiment)).rpartition("-r")[0]
     paths = sorted((output / "cells" / scale).glob(f"{start}-r*-s*.json"))
-    files = [json.loads(path.read_text()) for path in paths]
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     most = max((content["experiment"]["rounds"] for content in files), default=0)
     return [content for content in files if content["experiment"]["rounds"] == most]
 

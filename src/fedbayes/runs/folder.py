@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
+from fedbayes import locks
 from fedbayes.data import Clients
 from fedbayes.engine.clock import EVALUATION, START, share
 from fedbayes.errors import Diverged, InputError, one_line
@@ -25,6 +26,7 @@ from fedbayes.training.rounds import Progress, Task, refuse_diverged, rounds
 from fedbayes.training.run import Run
 
 Step = tuple[Progress, journal.Record]
+LOCK = ".lock"
 SWEEP = "sweep.toml"  # what the folder of a sweep has beside those of its members
 
 
@@ -266,23 +268,18 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _lock(folder: Path, *, shared: bool) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, not a folder; give another --output")
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
+    path = folder / LOCK
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is no regular file; delete it")
-    with path.open("w") as file:
+    with ExitStack() as held:
         for left in range(5, -1, -1):  # who only asks whether it is in use holds it for a moment
             try:
-                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                held.enter_context(locks.lock(path, shared=shared))
                 break
-            except OSError as error:
+            except locks.Held as error:
                 if not left:
                     raise InputError(
                         f"{folder} is in use by another process; wait for it, or give another --output"
@@ -293,19 +290,7 @@ def _lock(folder: Path, *, shared: bool) -> Iterator[None]:
 
 def in_use(folder: Path) -> bool:
     """Whether a process works in the folder now."""
-    path = folder / ".lock"
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        return False
-    if not path.is_file():
-        return False
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+    return locks.is_held(folder / LOCK)
 
 
 __all__ = ["Run", "Watch", "experiment_in", "load", "resume", "run"]

@@ -37,7 +37,7 @@ def compiler() -> str | None:
 @cache
 def library() -> ctypes.CDLL:
     """The compiled code: made once for a processor, then kept in the user's cache."""
-    source, made_by = SOURCE.read_text(), compiler()
+    source, made_by = SOURCE.read_text(encoding="utf-8"), compiler()
     if made_by is None:
         raise OSError("there is no C compiler (gcc, cc or clang)")
     tuned = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
