@@ -26,7 +26,7 @@ from fedbayes.chance import martingale as bets
 from fedbayes.evaluate import watch as watching
 from fedbayes.files import write_atomically
 from fedbayes.papers.cells import commit
-from fedbayes.runs.watched import Channel, State
+from fedbayes.runs.watched import SETTLED, Channel, State
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "watch.json"
 ALPHA = 0.05
@@ -126,7 +126,7 @@ def followed(
             column = []
             for a in range(0, len(cells), watching.PIECE):
                 b = slice(a, a + watching.PIECE)
-                column += channel.add(cells[b], group[b], random.random(len(cells[b])))
+                column += [log for log, _ in channel.add(cells[b], group[b], random.random(len(cells[b])))]
             logs.append(column)
         table = np.array(logs)
         over = np.flatnonzero((table >= state.limit).any(0))
@@ -138,7 +138,7 @@ def followed(
         if row < size:
             continue
         delays.append(row - size + 1)
-        kinds.append(_kind(made, table[:, row]))
+        kinds.append(state.kind(table[:, min(row + SETTLED, table.shape[1] - 1)].tolist()))
     d = np.array(delays)
     return {
         "streams": turns,
@@ -148,12 +148,6 @@ def followed(
         "found": float((d <= 400).mean()) if len(d) else None,
         "kinds": {kind: kinds.count(kind) for kind in sorted({*kinds})},
     }
-
-
-def _kind(channels: list[Channel], logs: np.ndarray) -> str:
-    """As State.kind, of the fortunes at the alarm."""
-    own = [log for c, log in zip(channels, logs) if c.kind == "inputs"]
-    return "inputs" if own and max(own) >= 0.5 * logs.max() else channels[int(logs.argmax())].kind
 
 
 def _moved(x: Tensor, by: int) -> Tensor:

@@ -12,11 +12,13 @@ import pytest
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 SMALL = {
     "bounds.py": ["--case", "FedAvg, MLP, 20 clients of 100 rows, one epoch", "--turns", "2"],
+    "coverage.py": ["simulation", "--small"],
     "cpu.py": ["--only", "choice", "--case", "fedavg mlp, equal"],
     "hand.py": ["--job", "FedAvg, MLP 64", "--against", "eager", "--turns", "1"],
     "gpu_resnet.py": ["--device", "cpu", "--depth", "8", "--width", "2", "--rows", "32", "--only", "engines"],
     "start.py": ["--only", "mlp", "--compile", "off", "--rows", "20"],
     "student.py": ["--rows", "20"],
+    "watch.py": ["quiet", "shift", "--small"],
 }
 
 

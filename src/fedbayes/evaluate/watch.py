@@ -80,15 +80,12 @@ class Watch:
             live = known.numpy() if channel.name == LABEL else np.ones(len(x), dtype=bool)
             first = state.labelled if channel.name == LABEL else state.rows
             uniforms = _uniforms(state, channel.name, first, int(live.sum()))
-            old = float(channel.fortune.log)
-            logs = channel.add(seen.bins[channel.name][live], seen.groups[channel.name][live], uniforms)
+            bins, groups = seen.bins[channel.name][live], seen.groups[channel.name][live]
+            after = [channel.now, *channel.add(bins, groups, uniforms)]
             # A row without a label leaves the fortune as it was.
-            columns.append(np.array([old, *logs])[np.cumsum(live)])
-        for i, logs in enumerate(np.array(columns).T):
-            state.rows += 1
-            for channel, log in zip(state.channels, logs):
-                state.look(channel, float(log), state.rows, times[i] if i < len(times) else "")
-            state.remember(logs.tolist())
+            columns.append([after[i] for i in np.cumsum(live)])
+        for i, now in enumerate(zip(*columns)):
+            state.look(now, times[i] if i < len(times) else "")
         state.labelled += int(known.sum())
 
     def save(self, folder: str | Path | None = None) -> Path:

@@ -60,7 +60,22 @@ def calibrate(
     if epsilon is not None:
         raise InputError("epsilon: histograms can't be noised yet; leave epsilon out, and calibrate without privacy")
     job = Job(experiment, folder, post)
-    kind = job.kind
+    about = _about(job.kind, way, score, {"coverage": coverage, "penalty": penalty, "free": free})
+    about |= {"confidence": confidence or 0.0, "spread": spread_at(job.task)}
+    secure, classes = job.engine.settings.secure, job.task.clients.data.classes if job.kind == "classes" else 1
+    edges = edges_of(about["score"], classes, penalty, free)
+    counts = _summed(job, about, (classes, len(edges) + 1))
+    told = job.ask(PROMISE, about, {COUNTS: counts.numpy()}, lambda a, e, n: _told(a, e, classes, n // 2, secure))
+    answers = dict(told)
+    if not answers:
+        raise InputError(f"no client answered ({'; '.join(job.take_notes()) or 'no node is online'})")
+    made = _made(job, about, Gathered(counts, [], edges), answers, confidence)
+    calibrated.write(job.home, made)
+    return made
+
+
+def _about(kind: str, way: str | None, score: str | None, numbers: Head) -> Head:
+    """What clients must know to calibrate, checked."""
     score, way = score or BY_KIND[kind][0], way or ("label_shift" if kind == "classes" else "pooled")
     able = [s for s in BY_KIND[kind] if s != "weighted"]
     if score not in able:
@@ -68,47 +83,39 @@ def calibrate(
     ways = [w for w in (WAYS if kind == "classes" else WITHOUT_CLASSES) if w != "quantiles"]
     if way not in ways:
         raise unknown("way to calibrate on Flower", way, ways)
-    secure = job.engine.settings.secure
-    about: Head = {"score": score, "way": way, "coverage": coverage, "penalty": penalty, "free": free}
-    about |= {"confidence": confidence or 0.0, "spread": spread_at(job.task)}
-    classes = job.task.clients.data.classes if kind == "classes" else 1
-    edges = edges_of(score, classes, penalty, free)
-    shape = (classes, len(edges) + 1)
-    if secure:
-        counts = secure_counts(job.engine.asking, job.run._final, about, shape)
-    else:
-        own = dict(job.ask(CALIBRATE, about, {}, lambda a, e, n: _counts(a, e, shape, (n + 1) // 2)))
-        if not own:
-            raise InputError(f"no client sent a histogram ({'; '.join(job.take_notes()) or 'no node is online'})")
-        counts = torch.stack([own[k] for k in sorted(own)]).sum(0)
-    # A site that could not calibrate may still make its own thresholds of what the others sent.
-    told = dict(job.ask(PROMISE, about, {COUNTS: counts.numpy()}, lambda a, e, n: _told(a, e, classes, n // 2, secure)))
-    if not told:
-        raise InputError(f"no client answered ({'; '.join(job.take_notes()) or 'no node is online'})")
-    clients = job.task.clients
-    who = sorted(told)
+    return {"score": score, "way": way, **numbers}
+
+
+def _summed(job: Job, about: Head, shape: tuple[int, int]) -> torch.Tensor:
+    """The added histograms of all clients, in the clear or under masks."""
+    if job.engine.settings.secure:
+        return secure_counts(job.engine.asking, job.run._final, about, shape)
+    own = dict(job.ask(CALIBRATE, about, {}, lambda a, e, n: _counts(a, e, shape, (n + 1) // 2)))
+    if not own:
+        raise InputError(f"no client sent a histogram ({'; '.join(job.take_notes()) or 'no node is online'})")
+    return torch.stack([own[k] for k in sorted(own)]).sum(0)
+
+
+def _made(job: Job, about: Head, sums: Gathered, told: dict[int, Told], confidence: float | None) -> Calibrated:
+    """What clients told, as the calibration of a run."""
+    who, secure = sorted(told), job.engine.settings.secure
+    classes, coverage = len(sums.counts), about["coverage"]
     mixes = torch.ones(len(who), classes, dtype=torch.float64) / classes
-    gathered = Gathered(counts, [], edges)
-    _, everywhere = THRESHOLDS["pooled"](gathered, mixes, coverage, confidence)
-    if secure and way in ("pooled", "by_class"):  # which are the same everywhere
-        same, _ = THRESHOLDS[way](gathered, mixes, coverage, confidence)
-        told = {k: told[k]._replace(thresholds=same[i]) for i, k in enumerate(who)}
+    _, everywhere = THRESHOLDS["pooled"](sums, mixes, coverage, confidence)
+    thresholds = torch.stack([told[k].thresholds for k in who])
+    if secure and about["way"] in ("pooled", "by_class"):  # which are the same everywhere
+        thresholds, _ = THRESHOLDS[about["way"]](sums, mixes, coverage, confidence)
     made = Calibrated(
-        *(kind, score, way, coverage, tuple(clients.name(k) for k in who)),
-        *(torch.stack([told[k].thresholds for k in who]), everywhere, int(counts.sum()), counts, edges),
+        *(job.kind, about["score"], about["way"], coverage, tuple(job.task.clients.name(k) for k in who)),
+        *(thresholds, everywhere, int(sums.counts.sum()), sums.counts, sums.edges),
         *(torch.stack([told[k].mix for k in who]), torch.tensor(about["spread"], dtype=torch.float64)),
-        penalty=penalty,
-        free=free,
+        penalty=about["penalty"],
+        free=about["free"],
         confidence=confidence,
         source="half of the clients' test rows" + ("; sites keep their thresholds" if secure else ""),
     )
-    judged = {
-        "rows": [told[k].rows for k in who],
-        "hits": [told[k].hits for k in who],
-        "size": [told[k].size for k in who],
-    }
-    made.judged.update({name: np.array(v, dtype=np.float64) for name, v in judged.items()})
-    calibrated.write(job.home, made)
+    for name in ("rows", "hits", "size"):
+        made.judged[name] = np.array([getattr(told[k], name) for k in who], dtype=np.float64)
     return made
 
 

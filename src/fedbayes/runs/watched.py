@@ -19,6 +19,7 @@ from fedbayes.files import arrays_in, reading, write_atomically
 
 FOLDER = "watch"
 KINDS = {"inputs": "the inputs changed", "label mix": "the mix of labels changed", "noise": "labels are noisier"}
+SETTLED = 50  # rows after the first alarm by which its kind is settled: at first the quickest score speaks alone
 LONGEST = 512  # points of a history
 MEND = "delete it, and the watch begins anew"
 
@@ -47,8 +48,8 @@ class Channel:
     fortune: bets.Fortune
     mix: bets.Mix | None = None
 
-    def add(self, bins: np.ndarray, groups: np.ndarray, uniforms: np.ndarray) -> list[float]:
-        """Bet on rows one after another; the logarithm of the fortune after each."""
+    def add(self, bins: np.ndarray, groups: np.ndarray, uniforms: np.ndarray) -> list[tuple[float, str]]:
+        """Bet on rows one after another; after each the logarithm of the fortune, and which bet has won most."""
         before = self.counts[0]
         ranks, p = bets.p_values(bets.Ranks(self.counts), bins, uniforms, groups)
         logs = []
@@ -59,16 +60,15 @@ class Channel:
                 self.mix, odds = bets.mix_odds(self.mix, before, value, label)
                 before = before + (np.arange(len(before)) == label)
             self.fortune = bets.bet(self.fortune, odds)
-            logs.append(float(self.fortune.log))
+            logs.append(self.now)
         self.counts = ranks.counts
         return logs
 
     @property
-    def how(self) -> str:
-        """Which bet has won most, in words."""
-        if self.mix is not None:
-            return "changed"
-        return bets.MEANING[int(np.argmax(self.fortune.logs))]
+    def now(self) -> tuple[float, str]:
+        """The logarithm of the fortune, and which bet has won most, in words."""
+        how = "changed" if self.mix is not None else bets.MEANING[int(np.argmax(self.fortune.logs))]
+        return float(self.fortune.log), how
 
 
 @dataclass
@@ -107,19 +107,26 @@ class State:
         """How near to an alarm it is: the largest fortune over its limit, in powers of ten; 0 is an alarm."""
         return (max(self.logs.values()) - self.limit) / math.log(10)
 
-    def kind(self) -> str:
-        """What has probably changed: the inputs, where a score of theirs has at least half of the best evidence.
+    def kind(self, logs: Sequence[float]) -> str:
+        """What has probably changed: the inputs, where a score of theirs alarms, or has half of the best evidence.
 
         Other scores move with the inputs; those of the inputs, taken by predicted class, hardly move with the rest.
         """
-        best = max(self.channels, key=lambda c: float(c.fortune.log))
-        own = [float(c.fortune.log) for c in self.channels if c.kind == "inputs"]
-        return "inputs" if own and max(own) >= 0.5 * float(best.fortune.log) else best.kind
+        best = int(np.argmax(logs))
+        own = [log for c, log in zip(self.channels, logs) if c.kind == "inputs"]
+        return "inputs" if own and max(own) >= min(0.5 * logs[best], self.limit) else self.channels[best].kind
 
-    def look(self, channel: Channel, log: float, row: int, time: str) -> None:
-        """Note an alarm where a channel's fortune has passed the limit for the first time."""
-        if log >= self.limit and all(a.score != channel.name for a in self.alarms):
-            self.alarms.append(Alarm(row, time, channel.name, self.kind(), channel.how))
+    def look(self, now: Sequence[tuple[float, str]], time: str) -> None:
+        """A row further: note scores that pass their limit for the first time; settle what the first alarm is."""
+        self.rows += 1
+        logs = [log for log, _ in now]
+        known = {a.score for a in self.alarms}
+        for channel, (log, how) in zip(self.channels, now):
+            if log >= self.limit and channel.name not in known:
+                self.alarms.append(Alarm(self.rows, time, channel.name, self.kind(logs), how))
+        if self.alarms and self.rows <= self.alarms[0].row + SETTLED:
+            self.alarms[0] = self.alarms[0]._replace(kind=self.kind(logs))
+        self.remember(logs)
 
     def remember(self, logs: Sequence[float]) -> None:
         """A point of the history; every other is dropped when there are too many."""

@@ -1,0 +1,90 @@
+"""Commands that look at sites: calibrate, predictions and scores by site, a watch that goes on, its page."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedbayes as fb
+from fedbayes.cli import app
+from fedbayes.errors import InputError
+from fedbayes.runs import calibrated, watched
+
+SMALL = """
+data = "digits"
+network = "linear"
+partition = "labels_per_client"
+partition_options = { k = 2 }
+clients = 6
+rounds = 4
+method = "feduab"
+[options]
+lr = 0.2
+epochs = 2
+"""
+
+
+def call(*arguments: object, code: int = 0) -> str:
+    made = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert made.exit_code == code, made.output
+    return made.output
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("sites")
+    (home / "small.toml").write_text(SMALL)
+    call("run", home / "small.toml", "--output", home / "small")
+    return home / "small"
+
+
+def test_calibrate_then_predict_evaluate_and_report_by_site(home, tmp_path):
+    np.save(tmp_path / "x.npy", fb.data.load("digits").test_x[:12].numpy())
+    with pytest.raises(InputError, match="is not calibrated yet"):
+        call("predict", home, "--input", tmp_path / "x.npy", "--sets")
+    said = call("calibrate", home, "--way", "blended", "--recalibrate")
+    assert "sites as promised" in said
+    assert "isotonic, by site" in said
+    assert (home / calibrated.FILE).is_file()
+    call("predict", home, "--input", tmp_path / "x.npy", "--site", "2", "--output", tmp_path / "p.csv")
+    p = fb.load(home).predict(np.load(tmp_path / "x.npy"))
+    sets = calibrated.read(home).sets(p, "2")
+    rows = (tmp_path / "p.csv").read_text().splitlines()
+    assert rows[0].endswith(",set")
+    assert [row.rpartition(",")[2] for row in rows[1:]] == ["|".join(map(str, np.flatnonzero(r))) for r in sets]
+    said = call("evaluate", home, "--by", "site")
+    assert "blended" in said
+    assert "95 % interval" in said
+    call("report", home)
+    assert "Promises by site" in (home / "report.html").read_text()
+
+
+def test_a_watch_goes_on_and_tells_what_changed(home, tmp_path):
+    clients = fb.load(home).task.clients
+    random = np.random.default_rng(0)
+    own = random.choice(clients.test_rows(1).numpy(), 260)
+    x = clients.data.test_x.numpy()[own].reshape(260, -1).astype(float)
+    y = clients.data.test_y.numpy()[own]
+    x[130:] = random.uniform(0, 16, x[130:].shape)
+
+    def stream(rows: int) -> Path:
+        head = ",".join([*(f"pixel{j}" for j in range(64)), "digit", "day"])
+        lines = [",".join([*map(repr, row.tolist()), str(y[i]), f"day {i}"]) for i, row in enumerate(x[:rows])]
+        (tmp_path / "stream.csv").write_text("\n".join([head, *lines]))
+        return tmp_path / "stream.csv"
+
+    options = ["--site", "1", "--label", "digit", "--time", "day"]
+    assert "130 new rows, 130 in all" in call("watch", home, "--input", stream(130), *options)
+    said = call("watch", home, "--input", stream(260), *options, code=3)
+    assert "130 new rows, 260 in all" in said
+    assert "the inputs changed" in said
+    state = watched.at(home, "1")
+    assert state is not None
+    assert state.alarm is not None
+    assert state.alarm.time == f"day {state.alarm.row - 1}"
+    assert "1 of 1 sites have changed" in Path(call("watch", home).strip()).read_text()
+    with pytest.raises(InputError, match="has seen 260: append to the file"):
+        call("watch", home, "--input", stream(100), *options)
+    with pytest.raises(InputError, match="give its name or number with --site"):
+        call("watch", home, "--input", stream(100))
