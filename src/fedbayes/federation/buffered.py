@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from fedbayes.errors import InputError
@@ -135,7 +136,7 @@ class Timeline:
         if free <= 0:
             return
         resting, self.asleep = self.asleep, []
-        for k in self._line(resting):
+        for k in chain(resting, self.line):  # no generator: leaving it would close the line
             if k in self.busy:
                 continue
             if self.delays is not None and not self.delays.awake(k, self.clock):
@@ -150,10 +151,6 @@ class Timeline:
                 break
         again = {*self.asleep}
         self.asleep += [k for k in resting if k not in self.busy and k not in again]
-
-    def _line(self, resting: list[int]) -> Iterator[int]:
-        yield from resting
-        yield from self.line
 
     def _wait_for_morning(self) -> bool:
         """Wait until the first of those asleep wakes, where nobody is on the way; False: nobody will."""
