@@ -52,7 +52,7 @@ def mean_rho(m, s, w, m0, s0):
 
 FORMULAS = {f.__name__: f for f in (nwa, ws, lp, conflation, wc, log_pool, dwc, mean_rho)}
 POINTS = ("fedavg", "fedag")
-FULL = ("moment_matching",)
+FULL = ("moment_matching", "full_product")
 P = 6
 
 
@@ -271,3 +271,19 @@ def test_pool_names_what_it_can_not_use(case):
 def test_a_rule_may_be_given_itself():
     assert rule_named(RULES["nwa"]) is RULES["nwa"]
     assert torch.equal(pool(RULES["ws"], [Q, Q]).scale, pool("ws", [Q, Q]).scale)
+
+
+def test_a_full_product_equals_its_formula_and_is_floored_where_nothing_would_be_left():
+    random = torch.Generator().manual_seed(4)
+    turns = torch.randn(3, 4, 4, generator=random, dtype=torch.float64)
+    qs = [FullGaussian.from_covariance(t[0], t @ t.T + 0.1 * torch.eye(4)) for t in turns]
+    wide = Gaussian(torch.ones(4, dtype=torch.float64), torch.full((4,), 9.0, dtype=torch.float64))
+    precision = sum(q.covariance.inverse() for q in qs) - 2 * torch.eye(4) / 81
+    shift = sum(q.covariance.inverse() @ q.mean for q in qs) - 2 * torch.ones(4) / 81
+    q = pool("full_product", qs, reference=wide)
+    torch.testing.assert_close(q.covariance, precision.inverse())
+    torch.testing.assert_close(q.mean, precision.inverse() @ shift)
+    narrow = Gaussian(torch.ones(4, dtype=torch.float64), torch.full((4,), 1e-3, dtype=torch.float64))
+    q = pool("full_product", qs, reference=narrow)
+    torch.testing.assert_close(q.covariance, 1e-4 * torch.eye(4, dtype=torch.float64))
+    torch.testing.assert_close(q.mean, narrow.mean)

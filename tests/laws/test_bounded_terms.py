@@ -16,6 +16,7 @@ REFUSED = {
     "bayes_admm": (("cap_precision", "clip_change"), "keep a factor"),
     "fedlap_cov": (("cap_precision", "clip_change"), "keep a factor"),
     **dict.fromkeys(("feddyn", "fedlap", "scaffold"), (("clip_change", "cap_precision"), "keep a vector|points")),
+    "laplace": (("cap_precision", "clip_change"), "is the posterior of all rows"),
     "fedswag": (("cap_precision",), "start from points"),
 }
 

@@ -90,14 +90,17 @@ def test_the_reference_changes_nothing_but_rounding(name, seed, k):
     _same(pool(name, qs, w, Point(_reference().mean)), plain)
 
 
-def test_only_dwc_depends_on_the_reference_and_it_does():
-    assert [n for n in RULES if RULES[n].needs_reference] == ["dwc"]
-    qs = _values("dwc", 0, 3)
-    a, b = (pool("dwc", qs, reference=_reference(seed)) for seed in (1, 2))
+@pytest.mark.parametrize("name", ["dwc", "full_product"])
+def test_only_products_over_references_depend_on_it_and_they_do(name):
+    assert [n for n in RULES if RULES[n].needs_reference] == ["dwc", "full_product"]
+    qs = _values(name, 0, 3)
+    a, b = (pool(name, qs, reference=_reference(seed)) for seed in (1, 2))
     assert not torch.allclose(a.mean, b.mean)
 
 
-@pytest.mark.parametrize("name", ["nwa", "lp", "log_pool", "mean_rho", "dwc", "moment_matching", *ROBUST])
+@pytest.mark.parametrize(
+    "name", ["nwa", "lp", "log_pool", "mean_rho", "dwc", "moment_matching", "full_product", *ROBUST]
+)
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_copies_of_one_posterior_give_it_back(name, k):
     (q,) = _values(name, 3, 1)

@@ -80,7 +80,8 @@ def _last(task: Task):
     return list(rounds(task, task.begin(), Memory()))[-1]
 
 
-REFUSED = {"fedlap_cov", "fedavg_pf", "fedper_pf", "lg_fedavg_pf"}  # the curvature of a survival time is not known
+# The curvature of a survival time is not known.
+REFUSED = {"fedlap_cov", "laplace", "fedavg_pf", "fedper_pf", "lg_fedavg_pf"}
 NEEDS_SERVER = {"fedbe", "fedppd_distill"}
 
 

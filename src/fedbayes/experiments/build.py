@@ -29,7 +29,7 @@ from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import seeded
 from fedbayes.options import options_of
-from fedbayes.training.defaults import default_likelihood
+from fedbayes.training.defaults import default_likelihood, options_by
 from fedbayes.training.personal import Federation
 from fedbayes.training.rounds import Task, prepare, pretrained
 
@@ -243,7 +243,8 @@ def network_of(x: Experiment, data: Dataset, width: int = 1) -> nn.Module:
             return with_dropout(plain, dropout_options["dropout"], but=dropout_options.get("undropped", ()))
     with naming("network"):
         if ":" not in x.network:
-            return network_named(x.network, data.seen_shape, data.classes * width, seed=x.seed, **x.network_options)
+            options = {**options_by(data, x.network), **x.network_options}
+            return network_named(x.network, data.seen_shape, data.classes * width, seed=x.seed, **options)
         source = imported(x.network, "network")
         if isinstance(source, nn.Module):
             return source

@@ -39,7 +39,8 @@ def _claim(program: Program, terms: Terms, one: Tensor) -> Tensor:
     if part in program.pooling.over:  # a bucket counts once, whatever one of its clients claims
         return one
     if program.pooling.rules[part].weighs_precision and "precision" in statistics:
-        return statistics["precision"].double().mean(-1)
+        precision = statistics["precision"].double()
+        return (precision.diagonal() if precision.dim() == 2 else precision).mean(-1)
     if not program.pooling.rules[part].weighted:
         return one
     return statistics["weight"].double() if "weight" in statistics else one

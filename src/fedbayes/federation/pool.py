@@ -86,7 +86,7 @@ def _check_pool(rule: Rule, posteriors: list[Posterior], reference: Posterior | 
         if reference.mean.shape != posteriors[0].mean.shape:
             shapes = tuple(reference.mean.shape), tuple(posteriors[0].mean.shape)
             raise ValueError(f"reference has shape {shapes[0]}, the posteriors {shapes[1]}")
-        if rule.needs_reference and not isinstance(reference, Gaussian):
+        if rule.needs_reference and not isinstance(reference, (Gaussian, *rule.takes)):
             raise ValueError(f"reference is a {type(reference).__name__}; this rule divides by a Gaussian")
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation import robust
 from fedbayes.federation.moves import Move, moved_mean, moved_moments, moved_naturals, unit_scale
+from fedbayes.federation.products import full_naturals, full_product
 from fedbayes.federation.robust import OUTLIERS
 from fedbayes.posterior.full import FullGaussian, triangle
 from fedbayes.posterior.values import Gaussian, Point, Posterior, softplus_inverse
@@ -296,6 +297,15 @@ RULES: dict[str, Rule] = {
         _moment_matching,
         "moments of the mixture with full covariances (pFedPF eq. 15)",
         takes=(FullGaussian,),
+    ),
+    "full_product": Rule(
+        full_naturals,
+        full_product,
+        "product of densities with full covariances over (K-1) reference posteriors",
+        takes=(FullGaussian,),
+        needs_reference=True,
+        weighted=False,
+        weighs_precision=True,
     ),
     "mean_rho": Rule(_encode_rho, _mean_rho, "weighted means of (mean, rho), scale = softplus(rho)"),
 }

@@ -14,6 +14,7 @@ from fedbayes.methods.duals import Scaffold as scaffold
 from fedbayes.methods.iterates import FedPA as fedpa
 from fedbayes.methods.iterates import FedSWAG as fedswag
 from fedbayes.methods.method import Composed, Method, Setting
+from fedbayes.methods.newton import Laplace as laplace
 from fedbayes.methods.partitioned import PVI as pvi
 from fedbayes.methods.partitioned import BayesADMM as bayes_admm
 from fedbayes.methods.partitioned import FedLapCov as fedlap_cov
@@ -56,6 +57,7 @@ __all__ = [
     "fedswag",
     "feduab",
     "fedvi",
+    "laplace",
     "lg_fedavg",
     "lg_fedavg_pf",
     "method_named",
@@ -68,6 +70,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(fedavg, fedprox, feddyn, scaffold, fedlap, fedag, feduab, fedvi, fedivon, pvi, bayes_admm, fedlap_cov),
+        laplace,
         *(pfedbayes, bpfed, fedper, lg_fedavg, fedavg_pf, fedper_pf, lg_fedavg_pf),
         *(fedppd, fedswag, fedpa, fedbe, fedppd_distill),
     )

@@ -27,6 +27,37 @@ def linear(shape: Shape, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), outputs))
 
 
+def by_site(shape: Shape, outputs: int, sites: int = 0) -> nn.Module:
+    """A linear map, and for each site a deviation from it: the last `sites` columns of a row say whose it is."""
+    if len(shape) != 1 or not 0 < sites < shape[0]:
+        raise InputError(
+            f"network by_site needs rows whose last columns are those of the sites, not shape {list(shape)} with "
+            f"sites = {sites}; read the tables with site_effects=True"
+        )
+    return BySite(shape[0] - sites, sites, outputs)
+
+
+class BySite(nn.Module):
+    """common(z) + shift of the site + slope of the site times z, for a row z with the sites' columns behind it.
+
+    Weights that are shared, shifts and slopes are tensors of their own, so that each may have a prior of its own.
+    """
+
+    def __init__(self, columns: int, sites: int, outputs: int) -> None:
+        super().__init__()
+        self.sites = sites
+        self.common = nn.Linear(columns, outputs)
+        self.shift = nn.Linear(sites, outputs, bias=False)
+        self.slope = nn.Linear(columns * sites, outputs, bias=False)
+        for deviation in (self.shift, self.slope):
+            nn.init.zeros_(deviation.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, site = x[..., : -self.sites], x[..., -self.sites :]
+        products = (site[..., :, None] * z[..., None, :]).flatten(-2)
+        return self.common(z) + self.shift(site) + self.slope(products)
+
+
 def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (50, 50), start: str = "torch") -> nn.Module:
     """Fully connected, ReLU; 784-50-50-10 is FedUAB's for MNIST (42,310 weights)."""
     sizes = [prod(shape), *hidden]
@@ -141,6 +172,7 @@ def _started(network: nn.Module, start: str, kind: str) -> nn.Module:
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
+    "by_site": by_site,
     "mlp": mlp,
     "cnn": cnn,
     "acar_cnn": acar_cnn,

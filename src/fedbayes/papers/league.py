@@ -56,27 +56,32 @@ class Federation(NamedTuple):
     likelihood: str | None = None
     cohort: int | None = None
     splits: Mapping[str, Mapping[str, Any]] = {GIVEN: {}, "split 1": {"split": 1}, "split 2": {"split": 2}}
+    without: tuple[str, ...] = ()  # methods that are left out
 
 
 SMALL = {"hidden": [16]}
+REFINED = ("fedavg_pf", "fedper_pf", "lg_fedavg_pf")  # hold a full covariance of a classifier: of 4225 weights for text
+NOT_SURVIVAL = ("fedlap_cov", "laplace", *REFINED)  # need a curvature that is not known there
 FEDERATIONS: dict[str, Federation] = {
     "heart-disease": Federation(4, "mlp", SMALL, 20, {"epochs": 2, "batch": 16}),
-    "tcga-brca": Federation(6, "mlp", SMALL, 20, {"epochs": 2, "batch": 32}, likelihood="hazard"),
+    "tcga-brca": Federation(
+        *(6, "mlp", SMALL, 20, {"epochs": 2, "batch": 32}), likelihood="hazard", without=NOT_SURVIVAL
+    ),
     "landmine": Federation(29, "mlp", SMALL, 20, {"epochs": 2, "batch": 32}),
     "shakespeare": Federation(
-        *(25, "next_token", {"hidden": 64}, 20, {"epochs": 1, "batch": 64}),
-        data_options={"length": 12, "every": 8, "speeches": 75},
+        *(14, "next_token", {"hidden": 64}, 20, {"epochs": 1, "batch": 32}),
+        data_options={"length": 10, "every": 16, "speeches": 100},
         splits={GIVEN: {}},
+        without=("laplace", *REFINED),
     ),
 }
 BY_SITES = ("fedavg_pf", "pfedbayes")  # whose models are personal, though there is a global one too
 BY_SERVER = ("fedbe", "fedppd_distill")  # train on rows of the server, of which a natural federation has none
-NOT_SURVIVAL = ("fedlap_cov", "fedavg_pf", "fedper_pf", "lg_fedavg_pf")  # need a curvature that is not known there
 
 
 def methods_for(name: str) -> list[str]:
     """The methods that a federation allows."""
-    left_out = (*BY_SERVER, *(NOT_SURVIVAL if FEDERATIONS[name].likelihood else ()))
+    left_out = (*BY_SERVER, *FEDERATIONS[name].without)
     return [method for method in METHODS if method not in left_out]
 
 
@@ -145,12 +150,19 @@ def in_sets(probs: torch.Tensor, y: torch.Tensor, level: float = SURE) -> torch.
     return likelier < level
 
 
+def _has_rate(method: str) -> bool:
+    """Whether there is a learning rate to choose; Newton steps have none."""
+    return "lr" in options_of(METHODS[method])
+
+
 def choice_cells() -> list[Cell[Experiment]]:
     """Every method at every rate, judged on a fifth of the training rows."""
     cells = []
     for name, f in FEDERATIONS.items():
         for method in methods_for(name):
-            rate: Any = options_of(METHODS[method])["lr"].default  # every method's clients have one
+            if not _has_rate(method):
+                continue
+            rate: Any = options_of(METHODS[method])["lr"].default
             for split in f.splits:
                 x = experiment_of(name, method, split)
                 x = replace(x, data_options={**x.data_options, "inner": 0})
@@ -195,11 +207,12 @@ def train(table: Table[Experiment], output: Path, request: Request) -> None:
     splits = [split for split in dict.fromkeys(c.column for c in table.cells()) if split.casefold() in words]
     columns = [f"{split}, rate x{m:g}" for split in splits for m in MULTIPLES]
     methods = [word for word in request.only if word in rows and word not in (LOCAL, POOLED)]
-    asked = [*methods, *columns]
+    asked = [*(word for word in methods if word in FEDERATIONS or _has_rate(word)), *columns]
     bounds_alone = words & {LOCAL, POOLED} and not any(word in METHODS for word in methods)
     if bounds_alone:
         asked.append("fedavg")  # by whose rate they train
-    train_seeds(CHOICE, output, request._replace(only=asked, seeds=FIRST))
+    if all(word in FEDERATIONS for word in methods) or any(word in METHODS for word in asked):
+        train_seeds(CHOICE, output, request._replace(only=asked, seeds=FIRST))
     table = league(choices(output, request.scale))
     cells = chosen(table.cells(), request.only)
     train_seeds(table._replace(cells=lambda: [c for c in cells if c.row != LOCAL]), output, request._replace(only=()))

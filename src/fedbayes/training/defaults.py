@@ -31,10 +31,17 @@ def default_likelihood(data: Dataset) -> Likelihood:
     return likelihood_for(data)
 
 
+def options_by(data: Dataset, network: str) -> dict[str, int]:
+    """Options of a named network that the data decide: how many sites a row's last columns tell apart."""
+    known = data.coding is not None and data.coding.site_effects
+    return {"sites": len(data.coding.sites)} if network == "by_site" and known and data.coding else {}
+
+
 def network_for(network: nn.Module | str, data: Dataset, likelihood: Likelihood, seed: int) -> nn.Module:
     """The user's network, or one of the library's by its name, made for these data."""
     if isinstance(network, str):
-        return network_named(network, data.seen_shape, data.classes * likelihood.width, seed=seed)
+        options = options_by(data, network)
+        return network_named(network, data.seen_shape, data.classes * likelihood.width, seed=seed, **options)
     if not isinstance(network, nn.Module):
         raise InputError(f"network must be a torch.nn.Module or a name such as linear, not a {type(network).__name__}")
     return network

@@ -1,0 +1,61 @@
+"""The product of normals with full covariances over references, as a sum: statistics and what they decode to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedbayes.posterior.full import FullGaussian, from_precision
+from fedbayes.posterior.values import Gaussian, Posterior
+
+FLOOR = 0.01  # of the reference's precision: the least that is left in any direction
+
+
+def full_naturals(q: Posterior, weight: Tensor, reference: Posterior) -> dict[str, Tensor]:
+    """Precision [P, P] and precision times mean, about the reference's mean and in units of its scales, in float64."""
+    assert isinstance(q, FullGaussian)
+    unit = _unit(reference)
+    d = (q.mean.double() - reference.mean.double()) / unit
+    tril = q.tril.double() / unit[:, None]
+    # Two triangles are solved: an inverse by cholesky_inverse loses digits where scales differ much.
+    half = torch.linalg.solve_triangular(tril, torch.eye(len(d), dtype=d.dtype, device=d.device), upper=False)
+    precision = half.mT @ half
+    one = torch.ones_like(weight.double())
+    return {"precision": precision, "shift": precision @ d, "weight": one, "count": one}
+
+
+def full_product(total: dict[str, Tensor], reference: Posterior) -> FullGaussian:
+    """The normal with precision  sum - (count - 1) * reference's  and the shift that goes with it.
+
+    In directions in which less than `FLOOR` of the reference's precision would be left, it has that and the reference's
+    mean: so that it is a distribution whatever was sent.
+    """
+    unit, dtype = _unit(reference), reference.mean.dtype
+    root = reference.tril.double() / unit[:, None] if isinstance(reference, FullGaussian) else torch.eye(len(unit))
+    root = root.to(unit)
+    known = root.mT @ total["precision"] @ root  # in units in which the reference is standard normal
+    values, vectors = torch.linalg.eigh(0.5 * (known + known.mT))
+    values = values - (total["count"] - 1)
+    low = values < FLOOR
+    values = torch.where(low, FLOOR, values)
+    along = vectors.mT @ (root.mT @ total["shift"])
+    mean = root @ (vectors @ torch.where(low, 0.0, along / values))
+    back = unit[:, None] * root @ vectors  # covariance = back values^-1 back^T
+    half = torch.linalg.qr((back * values.rsqrt()).mT).R.mT  # its triangle, without forming the product
+    tril = half * torch.where(torch.diagonal(half) < 0, -1.0, 1.0)
+    return FullGaussian((reference.mean.double() + unit * mean).to(dtype), tril.to(dtype), reference.layout)
+
+
+def with_precision(q: FullGaussian, before: Tensor, after: Tensor) -> FullGaussian:
+    """q with another prior N(0, 1 / precision): `before` and `after` are its precisions [P]; in q's own dtype."""
+    shift, precision = (t.double() for t in FullGaussian(q.mean.double(), q.tril.double()).naturals())
+    precision = precision + (after - before).diag()
+    tril = from_precision(precision)
+    return FullGaussian((tril @ (tril.mT @ shift)).to(q.mean), tril.to(q.mean), q.layout)
+
+
+def _unit(reference: Posterior) -> Tensor:
+    if isinstance(reference, Gaussian):
+        return reference.scale.double()
+    assert isinstance(reference, FullGaussian)
+    return reference.moments()[1].double().sqrt()
