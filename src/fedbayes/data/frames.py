@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbayes.data.interchange import columns_of
+from fedbayes.data.lists import columns_of_lists, has_lists
 from fedbayes.data.values import Values, canonical, texts
 from fedbayes.errors import InputError
 from fedbayes.files import memory, reading, size_of
@@ -123,7 +124,11 @@ def _columns(source: Any, head: Sequence[str], blanks: tuple[str, ...]) -> dict[
         path = Path(source)
         if not path.exists():
             raise InputError(f"there is no file {path}; give the tables of the sites")
-        return columns_of(_parquet(path), blanks) if path.suffix == ".parquet" else _text_file(path, head, blanks)
+        source = _parquet(path) if path.suffix == ".parquet" else source
+        if isinstance(source, str | Path):
+            return _text_file(path, head, blanks)
+    if has_lists(source):
+        return columns_of_lists(source, blanks)
     if hasattr(source, "__dataframe__"):
         return columns_of(source, blanks)
     if isinstance(source, Mapping):

@@ -19,6 +19,7 @@ from sklearn.utils.validation import (
 
 from fedbayes.data.coding import coding_of
 from fedbayes.data.frames import SiteTable, table_of
+from fedbayes.data.lists import is_frame
 from fedbayes.data.site_tables import coded, from_tables, without_rows
 from fedbayes.data.values import Values, canonical
 from fedbayes.errors import InputError
@@ -103,7 +104,7 @@ class _Federated(BaseEstimator):
 
     def _table(self, X: Any, *, reset: bool) -> SiteTable:
         """X as a table: a data frame as it is, anything else as columns of numbers."""
-        if hasattr(X, "__dataframe__"):
+        if is_frame(X):
             _check_feature_names(self, X, reset=reset)
             _check_n_features(self, X, reset=reset)
             return table_of(X, name="X")
@@ -116,7 +117,7 @@ class _Federated(BaseEstimator):
         if sites is not None:
             table = table._replace(columns={**table.columns, "site": Values(canonical(np.asarray(sites)))})
         with warnings.catch_warnings():
-            if not hasattr(X, "__dataframe__"):
+            if not is_frame(X):
                 warnings.filterwarnings("ignore", message="site X")
             return self.run_.predict(coded(table, coding_of(self.coding_))).cpu()
 
@@ -173,7 +174,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
 
     def fit(self, X: Any, y: Any, sites: Any = None) -> FederatedClassifier:
         """Train on rows X [n, F] with classes y [n] of sites [n]."""
-        if not hasattr(X, "__dataframe__"):
+        if not is_frame(X):
             X, y = validate_data(self, X, y, **NUMBERS, ensure_min_samples=2)
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
@@ -211,7 +212,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
 
     def fit(self, X: Any, y: Any, sites: Any = None) -> FederatedRegressor:
         """Train on rows X [n, F] with targets y [n] of sites [n]."""
-        if not hasattr(X, "__dataframe__"):
+        if not is_frame(X):
             X, y = validate_data(self, X, y, y_numeric=True, **NUMBERS, ensure_min_samples=2)
         y = column_or_1d(y, warn=True).astype(np.float64)
         self._fitted(X, y, sites, kind="real")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.clients.client import Own
+from fedbayes.data.lists import is_frame
 from fedbayes.data.site_tables import coded
 from fedbayes.engine.choice import tensor_cores
 from fedbayes.errors import InputError, unknown
@@ -98,7 +99,7 @@ class Run:
     def stored(self, x: Any) -> Tensor:
         """Inputs in the dtype of the training inputs, checked; tables are coded as the training rows were."""
         data = self.task.clients.data
-        if data.coding is not None and (hasattr(x, "__dataframe__") or isinstance(x, str | Path | Mapping)):
+        if data.coding is not None and (is_frame(x) or isinstance(x, str | Path | Mapping)):
             x = coded(x, data.coding)
         x = torch.as_tensor(x)
         shape = data.shape
