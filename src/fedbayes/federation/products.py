@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedbayes.federation.moves import unit_scale
 from fedbayes.posterior.full import FullGaussian, from_precision
-from fedbayes.posterior.values import Gaussian, Posterior
+from fedbayes.posterior.values import Posterior
 
 FLOOR = 0.01  # of the reference's precision: the least that is left in any direction
 
@@ -14,7 +15,7 @@ FLOOR = 0.01  # of the reference's precision: the least that is left in any dire
 def full_naturals(q: Posterior, weight: Tensor, reference: Posterior) -> dict[str, Tensor]:
     """Precision [P, P] and precision times mean, about the reference's mean and in units of its scales, in float64."""
     assert isinstance(q, FullGaussian)
-    unit = _unit(reference)
+    unit = unit_scale(reference)
     d = (q.mean.double() - reference.mean.double()) / unit
     tril = q.tril.double() / unit[:, None]
     # Two triangles are solved: an inverse by cholesky_inverse loses digits where scales differ much.
@@ -30,7 +31,7 @@ def full_product(total: dict[str, Tensor], reference: Posterior) -> FullGaussian
     In directions in which less than `FLOOR` of the reference's precision would be left, it has that and the reference's
     mean: so that it is a distribution whatever was sent.
     """
-    unit, dtype = _unit(reference), reference.mean.dtype
+    unit, dtype = unit_scale(reference), reference.mean.dtype
     root = reference.tril.double() / unit[:, None] if isinstance(reference, FullGaussian) else torch.eye(len(unit))
     root = root.to(unit)
     known = root.mT @ total["precision"] @ root  # in units in which the reference is standard normal
@@ -52,10 +53,3 @@ def with_precision(q: FullGaussian, before: Tensor, after: Tensor) -> FullGaussi
     precision = precision + (after - before).diag()
     tril = from_precision(precision)
     return FullGaussian((tril @ (tril.mT @ shift)).to(q.mean), tril.to(q.mean), q.layout)
-
-
-def _unit(reference: Posterior) -> Tensor:
-    if isinstance(reference, Gaussian):
-        return reference.scale.double()
-    assert isinstance(reference, FullGaussian)
-    return reference.moments()[1].double().sqrt()
