@@ -116,7 +116,7 @@ def main() -> None:
             if noise == OFF
             else {"claim": claims[noise]}
         )
-        spread = float((inside.mean() - out.mean()) / out.std())
+        spread = float((inside.mean() - out.mean()) / out.std()) if noise != OFF else 0.0
         figures.add(name, found=found, **below, separation=spread, pairs=given.pairs, delta=DELTA, rounds=ROUNDS)
 
 

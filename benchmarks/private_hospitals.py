@@ -25,7 +25,7 @@ from fedbayes.data.natural import heart_disease
 
 DELTA = 1e-4
 ROUNDS = 10
-GRID = {"lr": (0.1, 0.5), "private_clip": (0.3, 1.0)}
+GRID = {"lr": (0.05, 0.2, 0.5), "private_clip": (0.3, 1.0)}
 OWN: dict[str, dict[str, Any]] = {
     "fedavg": {"epochs": 1, "batch": 10_000},
     "feduab": {"epochs": 1, "batch": 10_000, "initial": 0.1, "test_draws": 50, "kl_weight": 1e-3},

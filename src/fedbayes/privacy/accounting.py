@@ -18,7 +18,8 @@ from fedbayes.errors import InputError
 
 WIDEST, FINEST = 1e-3, 1e-5  # intervals at which privacy losses are rounded up
 STEPS = 5  # intervals within the loss of one typical step
-LEAST, LARGEST = 0.05, 1e6  # noise: below there is no privacy, beyond nothing to learn
+LEAST, LARGEST = 0.05, 1e6  # noise: below there is no privacy to speak of, beyond nothing to learn
+NOTHING = 0.02  # the same of all uses together: epsilon is above a thousand
 
 
 class Spent(NamedTuple):
@@ -44,7 +45,7 @@ def epsilon_of(account: Account, delta: float, by: str = "pld") -> float:
     used = [s for s in account if s.uses]
     if not used:
         return 0.0
-    if any(s.noise == 0 for s in used):
+    if any(s.noise < LEAST or (s.rate == 1 and s.noise < NOTHING * math.sqrt(s.uses)) for s in used):
         return math.inf
     return {"pld": _by_losses, "rdp": _by_divergences}[by](tuple(used), delta)
 
