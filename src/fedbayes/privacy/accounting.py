@@ -40,14 +40,17 @@ def with_more(account: Account, rate: float, noise: float, count: int = 1) -> Ac
     return tuple(Spent(*mechanism, many) for mechanism, many in uses.items() if many)
 
 
-def epsilon_of(account: Account, delta: float, by: str = "pld") -> float:
-    """The epsilon of an account at a delta: by privacy loss distributions, or by Renyi divergences ("rdp")."""
+def epsilon_of(account: Account, delta: float, by: str = "pld", *, coarseness: int = 1) -> float:
+    """The epsilon of an account at a delta: by privacy loss distributions, or by Renyi divergences ("rdp").
+
+    Losses are rounded up at intervals that are `coarseness` times as wide as they should be.
+    """
     used = [s for s in account if s.uses]
     if not used:
         return 0.0
     if any(s.noise < LEAST or (s.rate == 1 and s.noise < NOTHING * math.sqrt(s.uses)) for s in used):
         return math.inf
-    return {"pld": _by_losses, "rdp": _by_divergences}[by](tuple(used), delta)
+    return _by_divergences(tuple(used), delta) if by == "rdp" else _by_losses(tuple(used), delta, coarseness)
 
 
 def noise_for(epsilon: float, delta: float, rate: float, count: int, account: Account = ()) -> float:
@@ -55,26 +58,28 @@ def noise_for(epsilon: float, delta: float, rate: float, count: int, account: Ac
     if count == 0:
         return LEAST
 
-    def excess(log_noise: float) -> float:
-        spent = epsilon_of(with_more(account, rate, math.exp(log_noise), count), delta)
-        return math.log(max(spent, 1e-9) / epsilon)
+    def excess(log_noise: float, coarseness: int = 1) -> float:
+        more = with_more(account, rate, math.exp(log_noise), count)
+        return math.log(max(epsilon_of(more, delta, coarseness=coarseness), 1e-9) / epsilon)
 
     low, high = math.log(LEAST), math.log(LARGEST)
     if epsilon_of(account, delta) >= epsilon or excess(high) > 0:
         raise InputError(f"epsilon: no noise keeps {count} uses within {epsilon:g} at delta {delta:g}; raise it")
-    return _rounded_up(math.exp(_crossing(excess, low, high, math.log(rate * math.sqrt(count) / epsilon + 0.5))))
+    # First at wide intervals, which takes a tenth of the time.
+    near = _crossing(lambda x: excess(x, 10), low, high, math.log(rate * math.sqrt(count) / epsilon + 0.5))
+    return _rounded_up(math.exp(_crossing(excess, low, high, near)))
 
 
 def _crossing(excess: Callable[[float], float], low: float, high: float, guess: float) -> float:
     """Where a falling function comes down to 0, to a thousandth and from above: by secants within a bracket."""
-    at = {high: -1.0}
+    at: dict[float, float] = {}
     x = min(max(guess, low), high)
     while high - low > 1e-3:
         at[x] = excess(x)
         low, high = (x, high) if at[x] > 0 else (low, x)
-        known = sorted(at, key=lambda v: abs(at[v]))[:2]
+        known = sorted((v for v in at if math.isfinite(at[v])), key=lambda v: abs(at[v]))[:2]
         slope = (at[known[0]] - at[known[1]]) / (known[0] - known[1]) if len(known) == 2 else -1.0
-        x = known[0] - at[known[0]] / min(slope, -0.2) + (4e-4 if at[known[0]] > 0 else -4e-4)
+        x = known[0] - at[known[0]] / min(slope, -0.2) + (4e-4 if at[known[0]] > 0 else -4e-4) if known else low
         if not low + 1e-4 < x < high - 1e-4:
             x = 0.5 * (low + high)
     return high
@@ -102,8 +107,8 @@ def _rounded_up(noise: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _by_losses(used: Account, delta: float) -> float:
-    interval = min(interval_for(s.rate, s.noise) for s in used)
+def _by_losses(used: Account, delta: float, coarseness: int) -> float:
+    interval = coarseness * min(interval_for(s.rate, s.noise) for s in used)
     total: Any = None
     for s in used:
         if s.rate == 1:  # a sum of Gaussians is one
