@@ -29,13 +29,20 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-def rate(records: list[dict[str, Any]], since: float, until: float) -> float:
-    """Contributions of nodes 0 and 1 per second, between two times after the run began."""
-    clock, count = 0.0, 0
+def rate(records: list[dict[str, Any]], since: float, until: float) -> tuple[float, int]:
+    """Contributions per second of nodes 0 and 1: one over the mean time between two of one node; and how many.
+
+    Counted are those whose end lies between two times after the run began.
+    """
+    clock, last, intervals = 0.0, dict[int, float](), list[float]()
     for record in records:
         clock = record.get("clock", clock + record["seconds"])
-        count += sum(k in (0, 1) for k in record["took_part"]) if since < clock <= until else 0
-    return count / (until - since)
+        for k in record["took_part"]:
+            if k in (0, 1):
+                if k in last and since < clock <= until:
+                    intervals.append(clock - last[k])
+                last[k] = clock
+    return len(intervals) / sum(intervals), len(intervals)
 
 
 def now(records: list[dict[str, Any]]) -> float:
@@ -58,16 +65,16 @@ def windows(schedule: str, window: float) -> dict[str, Any]:
             parts.until("all nodes take part", lambda: {k for r in run.journal for k in r["took_part"]} == {0, 1, 2, 3})
             began = now(run.journal)
             time.sleep(window)
-            whole = rate(run.journal, began, now(run.journal))
+            whole, many = rate(run.journal, began, began + window)
             os.killpg(made.running["node-2"].pid, signal.SIGSTOP)
             made.kill("node-3")
             began = now(run.journal)
             time.sleep(window)
-            after = rate(run.journal, began, began + window)
+            after, fewer = rate(run.journal, began, began + window)
             os.killpg(made.running["node-2"].pid, signal.SIGCONT)
         finally:
             made.stop()
-    return {"before": whole, "after": after, "ratio": after / whole, "window": window}
+    return {"before": whole, "after": after, "ratio": after / whole, "contributions": [many, fewer], "window": window}
 
 
 def main() -> None:

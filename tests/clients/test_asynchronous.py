@@ -43,9 +43,8 @@ def late(law: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("law", DELAYS)
-@pytest.mark.parametrize("who", ["correlated", "shared"])
-def test_asynchronous_pvi_reaches_the_pooled_posterior(law: str, who: str) -> None:
-    pairs, noise = (sites(), 0.5) if who == "correlated" else shared(0.1)
+def test_asynchronous_pvi_reaches_the_pooled_posterior(law: str) -> None:
+    pairs, noise = sites(), 0.5
     q = by_pvi(
         pairs,
         lambda layout: exact(layout, noise),
