@@ -22,14 +22,17 @@ import fedbayes as fb
 
 SEEDS = (0, 1)
 SHORT = {"epochs": 1, "batch": 16}
+PLAIN = {"optimiser": "sgd", "train_draws": 1}  # of variational clients as published: gradient steps on mean and rho
+PLAIN_VI = {**PLAIN, "lr": 0.05, "lr_within": "constant", "kl": "constant", "kl_weight": 0.0001, "prior_scale": 1.0}
 # One row per family: method, options, and what else `fit` is given.
 EXPERIMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "points, server's Adam": ("fedavg", {**SHORT, "server": "adam", "server_lr": 0.05, "momentum": 0.5}, {}),
     "points, BatchNorm taken again": ("fedavg", {**SHORT, "norm_passes": 1}, {"network": "norm"}),
     "normal fitted to points": ("fedag", {**SHORT, "test_draws": 5}, {"data": "diabetes"}),
     "variational": ("feduab", {**SHORT, "draws": 2}, {"cohort": 4, "dropout": 0.2}),
-    "variational, discrepancy": ("fedvi", {**SHORT, "rule": "wc", "weighting": "discrepancy", "prior": "fixed"}, {}),
-    "partitioned": ("pvi", {**SHORT, "damping": 0.3}, {}),
+    "variational, discrepancy": ("fedvi", {**SHORT, **PLAIN_VI, "rule": "wc", "weighting": "discrepancy"}, {}),
+    "partitioned": ("pvi", {**SHORT, **PLAIN, "damping": 0.3}, {}),
+    "natural gradients": ("fedvi", SHORT, {}),
     "bilevel": ("pfedbayes", {**SHORT, "draws": 2}, {"personal_every": 3}),
     "kept at home": ("bpfed", {**SHORT, "draws": 2}, {}),
     "refined by flows": ("fedper_pf", {**SHORT, "flow_epochs": 2, "hessian": "diag"}, {"personal_every": 3}),

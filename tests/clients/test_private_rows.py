@@ -23,8 +23,8 @@ METHODS = {
     "fedavg": fb.methods.fedavg(epochs=2, batch=4, lr=0.3),
     "fedprox": fb.methods.fedprox(epochs=1, batch=5, lr=0.2, optimiser="adam"),
     "feduab": fb.methods.feduab(epochs=2, batch=4, lr=0.1),
-    "weights": fb.methods.fedvi(estimator="weight", epochs=1, batch=4, train_draws=2),
-    "pvi": fb.methods.pvi(epochs=1, batch=4),
+    "weights": fb.methods.feduab(estimator="weight", division=1.0, epochs=1, batch=4, train_draws=2),
+    "pvi": fb.methods.pvi(epochs=1, batch=4, optimiser="sgd", train_draws=1),
 }
 
 

@@ -17,7 +17,7 @@ from fedbayes.clients.variational import KL_WEIGHTS, VariationalStep, initial_sc
 from fedbayes.data import from_clients
 from fedbayes.engine.batches import schedule
 from fedbayes.federation.round import open_round
-from fedbayes.methods import feduab, fedvi
+from fedbayes.methods import feduab
 from fedbayes.model.estimators import plan
 from fedbayes.model.likelihood import categorical, normal
 from fedbayes.model.model import Model
@@ -209,7 +209,7 @@ def test_padded_rows_change_nothing_under_weight_sampling():
     # The same noise by address; only the padding differs, in a client whose rows fill 1.4 batches.
     x, y = _data(7)
     clients = from_clients([(x.float(), y)])
-    method = fedvi(estimator="weight", epochs=2, batch=5, lr=0.1, kl_weight=0.01)
+    method = feduab(estimator="weight", division=1.0, epochs=2, batch=5, lr=0.1, kl_weight=0.01)
     task, got = _one_round(method, clients, _net().float())
     shuffled = schedule(task.clients.train_rows(0), task.program.client.phases[0], 0, 0, 0, 0)
     first = task.program.initial["model"]
@@ -277,9 +277,9 @@ def test_under_every_rule_no_client_is_lost_by_default(rule):
         assert run.scores()["accuracy"] > 0.6
 
 
-def test_the_prior_is_the_broadcast_unless_the_rule_narrows_or_it_is_given():
-    assert fb.methods.fedvi().options["prior"] == "broadcast"
-    assert fb.methods.fedvi(rule="ws").options["prior"] == "fixed"
-    assert fb.methods.fedvi(rule="ws", prior="broadcast").options["prior"] == "broadcast"
-    for method in (fb.methods.feduab, fb.methods.bpfed):  # whose prior it is by their definition
-        assert method(rule="conflation").options["prior"] == "broadcast"
+def test_what_clients_take_their_rows_for_goes_by_the_rule_unless_it_is_given():
+    assert [fb.methods.fedvi(rule=rule).kl for rule in ("log_pool", "nwa", "ws", "dwc")] == ["1/all"] * 2 + ["1/n"] * 2
+    assert fb.methods.fedvi(rule="ws", kl="1/B").kl == "1/B"
+    assert fb.methods.fedvi(rule="ws").prior == "fixed"
+    for method in (fb.methods.feduab, fb.methods.bpfed):  # as published
+        assert (method(rule="conflation").prior, method().kl, method().optimiser) == ("broadcast", "constant", "sgd")

@@ -91,7 +91,7 @@ METHODS = {
     "lg_fedavg": {"momentum": 0.5},
     "fedavg, laplace every round": {"refine": "laplace", "laplace": "every", "hessian": "full"},
     "lg_fedavg, laplace every round": {"refine": "laplace", "laplace": "every", "hessian": "diag"},
-    "fedvi, weight": {"estimator": "weight", "kl": "blundell"},
+    "fedvi, weight": {"estimator": "weight", "kl": "blundell", "optimiser": "sgd", "lr": 0.05},
     "fedvi, flipout, adam": {"estimator": "flipout", "optimiser": "adam", "lr": 0.01, "kl": "1/n"},
     "fedvi, wc, distance": {"rule": "wc", "weighting": "distance", "prior": "fixed", "kl": "1/B"},
     "fedvi, dwc": {"rule": "dwc", "lr_decay": 0.5},

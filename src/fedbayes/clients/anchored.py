@@ -55,7 +55,7 @@ def anchored(model: Model, optimiser: Optimiser, *, epochs: int, batch: int, fal
     def train(state: Trained, b: Batch, tape: Tape, info: Info) -> Trained:
         at = state.learner
         slopes, (static, nll) = gradients(loss, at.vectors, _beside(model, at, info), b, tape)
-        precision, pull = held(info)
+        _, precision, pull = held(info)
         away = at.vectors["model"] - info.broadcast["model"].mean
         slopes["model"] = slopes["model"] + KL_WEIGHTS["1/n"](b, info) * (precision * away + pull)
         rate = falling_rate(b, info, epochs) if falling else info.options["lr"]
@@ -90,15 +90,15 @@ def anchored(model: Model, optimiser: Optimiser, *, epochs: int, batch: int, fal
     return Client(start, (Phase(train, epochs, batch), Phase(curve, 1, probe)), finish)
 
 
-def held(info: Info) -> tuple[Tensor, Tensor]:
-    """The prior's precision, and the slope of its negative logarithm at the broadcast's mean."""
+def held(info: Info) -> tuple[Tensor, Tensor, Tensor]:
+    """The prior's precision for scales and for means, and the slope of its negative log at the broadcast's mean."""
     q = info.broadcast["model"]
     assert isinstance(q, Gaussian)
     precision = q.scale.square().reciprocal()
     if TILT not in info.constants:
-        return precision, torch.zeros_like(precision)
+        return precision, precision, torch.zeros_like(precision)
     tilt = info.constants[TILT]
-    return precision - tilt.precision, tilt.pull
+    return precision - tilt.precision, precision - tilt.held, tilt.pull
 
 
 def root_noise(likelihood: Likelihood, output: Tensor, weights: Mapping[str, Tensor], tape: Tape) -> Tensor:

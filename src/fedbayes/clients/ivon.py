@@ -17,6 +17,7 @@ from fedbayes.noise import Tape
 from fedbayes.posterior.values import Gaussian, Parts, Point
 
 FARTHEST = 1.0  # how far a precision may go in a step, in terms of itself: it ends between .5 and 2.5 of what it was
+FEW = 0.1  # the share of a step's curvature above which the average is of so few steps that it has just begun
 
 # How the relative move x of a precision is made: its factor.
 CURVATURES: dict[str, str] = {
@@ -42,7 +43,13 @@ class IvonStep:
       mean     -= lr (gbar + (mean - m_0) / (N s_0^2)) / max(precision / N, least_curvature)
     with gbar the gradient's debiased running mean. |x| is at most 1. Any estimator of the expected loss serves; by
     weight sampling it is the paper's. A step is at most `clip_step` for each weight, before lr.
-    With beta2 = 0 the curvature is averaged over `curvature_memory` rounds, at first over all steps so far.
+    With beta2 = 0 the curvature is averaged over `curvature_memory` rounds, at first over all steps so far; in the very
+    first steps the data count as no less than nothing, so that where scales began is forgotten at once.
+    `implicit`: the prior is followed to where it balances the gradient's step, however narrow it is,
+      mean     -= lr (gbar + p (mean - m_0)) / (c + lr p)
+    with p = 1 / (N s_0^2) and c = max(precision / N - p, least_curvature).
+    `opposite`: draws come in pairs of opposite noise, by which gradients at the mean drop out of the curvature: what
+    is left of its error does not grow with the number of rows.
     Scalar options: `lr`, `kl_weight`, `prior_scale`, `beta1`, `beta2`, `curvature_memory`, `least_curvature`,
     `clip_step`.
     """
@@ -57,6 +64,8 @@ class IvonStep:
     falling: bool = False
     remembers: bool = False  # whether beta2 is given
     clips: bool = False
+    implicit: bool = False
+    opposite: bool = False
 
     def __call__(self, state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
         mean, precision = state.vectors["mean"], state.vectors["precision"]
@@ -64,18 +73,22 @@ class IvonStep:
         frozen = self.model.frozen_in(info.constants)
         g, (static, nll) = gradients(self.expectation.nll, vectors, state.static, b, tape, frozen)
         options, weight = info.options, KL_WEIGHTS[self.kl](b, info)
-        pull, least = self._held(mean, info)
+        pull, held, least = self._held(mean, info)
         seen = g["mean"].square() / weight if self.curvature == "squared" else g["scale"] / vectors["scale"]
-        x = self._share(b, info) * ((least + seen / weight) / precision - 1)
-        after = precision * FACTORS[self.curvature](x.clamp(-FARTHEST, FARTHEST))
+        share = self._share(b, info)
+        after = self._followed(precision, least, seen / weight, share)
+        # A gradient under scales that are not known yet moves nothing: the very first one was taken at `initial`.
+        known = 1 - share if self.implicit and not self.remembers else 1.0
         count, beta = state.optimiser["count"] + 1, options["beta1"]
-        first = {n: beta * v + (1 - beta) * g[n] for n, v in state.optimiser["first"].items()}
+        first = {n: beta * v + (1 - beta) * known * g[n] for n, v in state.optimiser["first"].items()}
         whole = -torch.expm1(count * beta.log())  # 1 - beta1^count
-        move = (first["mean"] / whole + weight * pull) / torch.maximum(weight * after, options["least_curvature"])
+        rate = falling_rate(b, info, self.epochs) if self.falling else options["lr"]
+        stiff = weight * held.clamp(min=0) if self.implicit else 0.0
+        curvature = torch.maximum(weight * after - stiff, options["least_curvature"]) + rate * stiff
+        move = (first["mean"] / whole + weight * pull) / curvature
         if self.clips:
             move = torch.minimum(torch.maximum(move, -options["clip_step"]), options["clip_step"])
-        rate = falling_rate(b, info, self.epochs) if self.falling else options["lr"]
-        moved = {"mean": mean - rate * move, "precision": after}
+        moved = {"mean": mean - rate * known * move, "precision": after}
         moved |= {part: state.vectors[part] - rate * first[part] / whole for part in self.points}
         return Learner(moved, static, {"first": first, "count": count}, state.loss + nll, state.steps + 1)
 
@@ -87,21 +100,31 @@ class IvonStep:
     @property
     def expectation(self) -> Expectation:
         """The expected loss that it descends."""
-        return Expectation(self.model, self.estimation, self.draws)
+        return Expectation(self.model, self.estimation, self.draws, self.opposite)
 
     def prior_of(self, info: Info) -> Gaussian:
         """What the posterior is held near, before any tilt."""
         return prior_of(self.prior, info)
 
-    def _held(self, mean: Tensor, info: Info) -> tuple[Tensor, Tensor]:
-        """The slope of the negative log prior at a mean, and the prior's precision; tilted, it may be negative."""
+    def _followed(self, precision: Tensor, least: Tensor, data: Tensor, share: Tensor) -> Tensor:
+        """The precision after a step that saw so much of the data's."""
+        x = share * ((least + data) / precision - 1)
+        after = precision * FACTORS[self.curvature](x.clamp(-FARTHEST, FARTHEST))
+        if not self.implicit or self.remembers:
+            return after
+        begun = torch.lerp(precision, least + data.clamp(min=0), share)
+        return torch.where((share > FEW) & (least > 0), begun, after)
+
+    def _held(self, mean: Tensor, info: Info) -> tuple[Tensor, Tensor, Tensor]:
+        """The slope of the negative log prior at a mean, its curvature there, and the precision that scales are held
+        by; where the prior is tilted the last may be negative."""
         q = self.prior_of(info)
         precision = q.scale.square().reciprocal()
         if TILT not in info.constants:
-            return precision * (mean - q.mean), precision
+            return precision * (mean - q.mean), precision, precision
         tilt = info.constants[TILT]
-        precision = precision - tilt.precision
-        return precision * (mean - q.mean) + tilt.pull, precision
+        held = precision - tilt.held
+        return held * (mean - q.mean) + tilt.pull, held, precision - tilt.precision
 
     def _share(self, b: Batch, info: Info) -> Tensor:
         """The share of a step's curvature in the average: 1 - beta2."""
@@ -132,7 +155,7 @@ def ivon(step: IvonStep, batch: int) -> Client:
         parts: Parts = {"model": q}
         parts |= {part: Point(v[part], model.layouts[part]) for part in points}
         parts |= {part: Point(s, model.layouts[part]) for part, s in state.static.items()}
-        least = step._held(v["mean"], info)[1]
+        least = step._held(v["mean"], info)[2]
         metrics = {
             "loss": state.loss / state.steps.clamp(min=1),
             "kl": q.kl(step.prior_of(info)),

@@ -93,14 +93,16 @@ def seen(held: Gaussian | Tilt, info: Info) -> Info:
 def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor, least: Tensor) -> Tilt:
     """What q / factor^(1 / rho) has in its negative logarithm beside that of q, about q's mean.
 
-    With rho >= 1 no less precision than `least` is left, as in `without`; below, the likelihood has what is missing.
+    With rho >= 1 no less precision than `least` is left, as in `without`; below, the likelihood has what is missing for
+    scales, and means are held by q / factor.
     """
     precision, dtype = factor["precision"] / rho, q.mean.dtype
     pull = factor["shift"] / rho - precision * q.mean.double()
     most = q.scale.double().square().reciprocal() - least
     unknown = (precision > most) & (rho >= 1)
     pull, precision = torch.where(unknown, 0.0, pull), torch.where(unknown, most, precision)
-    return Tilt(pull.to(dtype), precision.to(dtype))
+    held = torch.where((precision > 0) & (rho < 1), rho * precision, precision)
+    return Tilt(pull.to(dtype), precision.to(dtype), held.to(dtype))
 
 
 def without(q: Gaussian, factor: dict[str, Tensor], least: Tensor) -> Gaussian:

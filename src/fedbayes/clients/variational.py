@@ -48,11 +48,14 @@ LEAST, LARGEST = 1e-37, 1e37  # between which a first scale is a number of float
 class Tilt(NamedTuple):
     """What is added to the negative log prior about its mean m:  pull . (theta - m) - precision / 2 . (theta - m)^2.
 
-    What is left of the prior's precision may be negative: the likelihood has the rest.
+    What is left of the prior's precision may be negative: the likelihood has the rest. It has it for each weight alone,
+    not along axes in which correlated weights are hardly known; so means lose only `held`, which is no more than
+    `precision`. Where a mean stays at m the two come to the same.
     """
 
     pull: Tensor
     precision: Tensor
+    held: Tensor
 
 
 class Expectation(NamedTuple):
@@ -61,6 +64,7 @@ class Expectation(NamedTuple):
     model: Model
     estimation: Plan
     draws: int = 1
+    opposite: bool = False  # the second half of the draws has the noise of the first, with the other sign
 
     @property
     def points(self) -> list[str]:
@@ -72,7 +76,8 @@ class Expectation(NamedTuple):
         if self.draws == 1:
             nll, static = self._draw(vectors, static, b, tape, frozen)
             return nll, (static, nll.detach())
-        noise = tape(vectors["mean"], (self.draws, self.estimation.normals))
+        noise = tape(vectors["mean"], (self.draws // (1 + self.opposite), self.estimation.normals))
+        noise = torch.cat([noise, -noise]) if self.opposite else noise
         if self.estimation.stacks:
             copies = {part: v.expand(self.draws, *v.shape) for part, v in static.items()}
             each = vmap(lambda s, z: self._draw(vectors, s, b, Tape(z), frozen), randomness="different")
@@ -141,7 +146,7 @@ class VariationalStep:
         slopes["rho"] = g["scale"] + pull * slope if self.private else (g["scale"] + pull) * slope
         if TILT in info.constants:
             tilt = info.constants[TILT]
-            slopes["mean"] = slopes["mean"] + weight * (tilt.pull - tilt.precision * (mean - q.mean))
+            slopes["mean"] = slopes["mean"] + weight * (tilt.pull - tilt.held * (mean - q.mean))
             slopes["rho"] = slopes["rho"] - weight * scale * tilt.precision * slope
         rate = falling_rate(b, info, self.epochs) if self.falling else info.options["lr"]
         moved, after = self.optimiser.update(state.optimiser, state.vectors, slopes, rate)

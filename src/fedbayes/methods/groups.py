@@ -76,6 +76,12 @@ class Schedule(Method):
         )
 
 
+PRIOR_STEPS = {
+    "implicit": "to where it balances the step of the data: stable however narrow it is",
+    "explicit": "by its slope, as in the paper",
+}
+
+
 @record
 class Newton(Method):
     """How clients learn means and scales by the curvature of their loss (IVON), where that is their optimiser."""
@@ -96,6 +102,10 @@ class Newton(Method):
         not_negative,
         default=1.0,
         kind="scalar",
+    )
+    prior_step: str = option("ivon: how the prior is followed", one_of(PRIOR_STEPS), default="implicit")
+    opposite: bool | None = option(
+        "ivon: draws of a step come in pairs of opposite noise; None: where train_draws is even", flag, default=None
     )
     clip_step: float = option(
         "ivon: largest step of a weight, before lr; 0: none", not_negative, default=0.0, kind="switch"

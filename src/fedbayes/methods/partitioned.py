@@ -29,6 +29,8 @@ KEEPS_FACTORS = (
 class Partitioned(Variational):
     """Variational clients that keep a factor of the posterior each."""
 
+    optimiser: str = with_default(Variational, "optimiser", default=IVON)
+    train_draws: int = with_default(Variational, "train_draws", default=2)
     kl: str = with_default(Variational, "kl", default="1/n")
     lr_within: str = with_default(Schedule, "lr_within", default="falling")
     # Sites are averages over rounds themselves.
@@ -100,7 +102,6 @@ class BayesADMM(Partitioned):
         "kl": "the KL is weighed by temperature * rho / rows",
         "kl_weight": "it is temperature * rho",
     }
-    optimiser: str = with_default(Variational, "optimiser", default=IVON)
     kl_weight: float = with_default(Variational, "kl_weight", default=1.0)
     prior_scale: float = with_default(Variational, "prior_scale", default=0.3)
     rho: float = option("strength of the pull to the server's posterior", positive, default=1.0, kind="scalar")

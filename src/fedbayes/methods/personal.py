@@ -16,7 +16,7 @@ from fedbayes.federation.weighting import WEIGHTINGS, Weighting
 from fedbayes.methods.groups import Descent, Newton, PaperDraws, Robustness, optimiser_named
 from fedbayes.methods.method import Setting
 from fedbayes.methods.points import FedAvg
-from fedbayes.methods.variational import FedVI, Variational
+from fedbayes.methods.variational import ByBackprop, FedVI, Variational
 from fedbayes.model.classifier import HEAD, last_layer
 from fedbayes.options import one_of, option, options_of, patterns, positive, record, with_default
 from fedbayes.posterior.layout import matches
@@ -46,21 +46,14 @@ class LGFedAvg(FedAvg):
 
 
 @record
-class BPFed(FedVI, PaperDraws):
+class BPFed(ByBackprop):
     """BPFed: variational clients that keep some weights, by pattern; their prior is the client's own last posterior.
 
     Chen et al. (2023). What is shared has the broadcast as its prior, and is pooled by `rule`.
     """
 
     name: ClassVar[str] = "bpfed"
-    prior: str | None = with_default(FedVI, "prior", default="broadcast")
     home: tuple[str, ...] = option("patterns of weights that never leave a client", patterns, default=(HEAD,))
-    train_draws: int = with_default(Variational, "train_draws", default=None)
-    test_draws: int = with_default(Variational, "test_draws", default=None)
-
-    def check(self) -> None:
-        self.resolve(train=1, test=20)
-        super().check()
 
     def compose(self, setting: Setting) -> Program:
         return keeping_home(super().compose(setting), setting, home=tuple(self.home))

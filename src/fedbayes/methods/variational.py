@@ -10,6 +10,7 @@ import torch
 from fedbayes.clients.client import Client
 from fedbayes.clients.ivon import IvonStep, ivon
 from fedbayes.clients.optimisers import OPTIMISERS
+from fedbayes.clients.schedules import WITHIN
 from fedbayes.clients.variational import KL_WEIGHTS, VariationalStep, initial_scale, variational
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Pooling, Prediction, Program
@@ -116,6 +117,8 @@ class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
             raise InputError('kl: "blundell" changes from step to step, ivon has one weight of the KL in a round')
         if self.optimiser == IVON and self.kl_weight == 0:
             raise InputError("kl_weight: ivon needs a positive weight of the KL, by which it knows its rows")
+        if self.optimiser == IVON and self.opposite and self.train_draws % 2:
+            raise InputError(f"train_draws: opposite draws come in pairs, not {self.train_draws}; make it even")
 
     def _client(self, setting: Setting, model: Model, prior: str) -> Client:
         private = setting.private_rows and self.optimiser != IVON
@@ -131,6 +134,8 @@ class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
                 "curvature": self.curvature,
                 "remembers": self.beta2 > 0,
                 "clips": self.clip_step > 0,
+                "implicit": self.prior_step == "implicit",
+                "opposite": self.train_draws % 2 == 0 if self.opposite is None else self.opposite,
             }
             return ivon(IvonStep(model, estimation, **how, **shared), self.batch)
         descent = optimiser_named(self.optimiser, self.momentum)
@@ -143,32 +148,45 @@ class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
 
 @record
 class FedVI(OwnClient, Variational, Robustness):
-    """Variational clients under any rule, weighting, prior and estimator.
+    """Variational clients under any rule, weighting, prior and estimator; scales are learned.
 
-    Rules that narrow (ws, wc, conflation) have a fixed prior by default: their broadcast would be a prior that is
-    harder with every round, until a step of size `lr` on its KL diverges.
+    By default clients go by natural gradients (ivon, with draws in pairs) from the broadcast, hold a fixed prior, and
+    take their rows for as many as the federation has, if all clients were alike: the log-linear pool of equals is then
+    the posterior of all rows wherever losses are quadratic. Under rules that multiply posteriors a row counts once.
     """
 
     name: ClassVar[str] = "fedvi"
     work: ClassVar[tuple[str, ...]] = (*OwnClient.work, "train_draws", "estimator", "kl")
-    prior: str | None = option(
-        "of the clients; None: the broadcast, but fixed under rules that narrow", one_of(PRIORS), default=None
+    lr: float = with_default(Descent, "lr", default=0.2)
+    lr_within: str = option(
+        "how lr falls within a round; None: falling with ivon, else constant", one_of(WITHIN), default=None
     )
+    optimiser: str = with_default(Variational, "optimiser", default=IVON)
+    train_draws: int = with_default(Variational, "train_draws", default=2)
+    kl: str = option(
+        "what multiplies kl_weight; None: 1/all, and 1/n under rules that narrow", one_of(KL_WEIGHTS), default=None
+    )
+    kl_weight: float = with_default(Variational, "kl_weight", default=1.0)
+    prior_scale: float = with_default(Variational, "prior_scale", default=0.3)
+    prior: str = option("of the clients", one_of(PRIORS), default="fixed")
     division: float = option("of the squared first scale at each next layer", positive, default=1.0, kind="server")
     rule: str | Rule = option(
         "how Gaussians are pooled", one_of(RULES), default="log_pool", kind="server", importable=True
     )
     weighting: str | Weighting = option(
-        "how clients are weighed", one_of(WEIGHTINGS), default="size", kind="server", importable=True
+        "how clients are weighed", one_of(WEIGHTINGS), default="equal", kind="server", importable=True
     )
 
     def check(self) -> None:
+        if self.lr_within is None:
+            falls = self.optimiser == IVON and self.client is None
+            object.__setattr__(self, "lr_within", "falling" if falls else "constant")
+        if self.kl is None:
+            rule = rule_named(self.rule)
+            object.__setattr__(self, "kl", "1/n" if rule.narrows or rule.needs_reference else "1/all")
         super().check()
-        if self.prior is None:
-            object.__setattr__(self, "prior", "fixed" if rule_named(self.rule).narrows else "broadcast")
 
     def compose(self, setting: Setting) -> Program:
-        assert self.prior is not None
         program = self.pooled(
             setting,
             prior=self.prior,
@@ -180,15 +198,17 @@ class FedVI(OwnClient, Variational, Robustness):
 
 
 @record
-class FedUAB(FedVI, PaperDraws):
-    """FedUAB: the broadcast posterior is start and prior, the log-linear pool (eq. 8) by size, H = `division` = 2.
+class ByBackprop(FedVI, PaperDraws):
+    """Variational clients as published first: gradient steps on mean and rho, the broadcast as their prior."""
 
-    `draws` is the paper's Z.
-    """
-
-    name: ClassVar[str] = "feduab"
-    prior: str | None = with_default(FedVI, "prior", default="broadcast")
-    division: float = with_default(FedVI, "division", default=2.0)
+    lr: float = with_default(Descent, "lr", default=0.05)
+    lr_within: str = with_default(FedVI, "lr_within", default="constant")
+    optimiser: str = with_default(Variational, "optimiser", default="sgd")
+    kl: str = with_default(FedVI, "kl", default="constant")
+    kl_weight: float = with_default(Variational, "kl_weight", default=0.0001)
+    prior_scale: float = with_default(Variational, "prior_scale", default=1.0)
+    prior: str = with_default(FedVI, "prior", default="broadcast")
+    weighting: str | Weighting = with_default(FedVI, "weighting", default="size")
     train_draws: int = with_default(Variational, "train_draws", default=None)
     test_draws: int = with_default(Variational, "test_draws", default=None)
 
@@ -198,11 +218,21 @@ class FedUAB(FedVI, PaperDraws):
 
 
 @record
+class FedUAB(ByBackprop):
+    """FedUAB: the broadcast posterior is start and prior, the log-linear pool (eq. 8) by size, H = `division` = 2.
+
+    `draws` is the paper's Z. As published: `initial` sets most of what its scales are; `fedvi` learns them.
+    """
+
+    name: ClassVar[str] = "feduab"
+    division: float = with_default(FedVI, "division", default=2.0)
+
+
+@record
 class FedIVON(FedVI):
     """Variational clients by IVON (Shen et al., 2024) under any rule: scales are learned at about FedAvg's cost.
 
-    By default clients hold a fixed prior and take their rows for as many as the federation has, if all clients were
-    alike; the log-linear pool of equals is then the posterior of all rows wherever losses are quadratic.
+    As `fedvi`, with one gradient per step: a single draw of the weights, whose noise takes more rounds to average out.
     """
 
     name: ClassVar[str] = "fedivon"
@@ -210,10 +240,6 @@ class FedIVON(FedVI):
         **dict.fromkeys(("optimiser", "momentum"), "ivon is the method; its momentum is beta1"),
         "client": "its steps are the method; give fedvi a client of your own",
     }
-    optimiser: str = with_default(Variational, "optimiser", default=IVON)
     estimator: str = with_default(Variational, "estimator", default="weight")
-    kl: str = with_default(Variational, "kl", default="1/all")
-    kl_weight: float = with_default(Variational, "kl_weight", default=1.0)
-    prior_scale: float = with_default(Variational, "prior_scale", default=0.3)
-    prior: str | None = with_default(FedVI, "prior", default="fixed")
-    weighting: str | Weighting = with_default(FedVI, "weighting", default="equal")
+    train_draws: int = with_default(Variational, "train_draws", default=1)
+    curvature_memory: float = with_default(Newton, "curvature_memory", default=40.0)

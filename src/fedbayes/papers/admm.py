@@ -53,6 +53,7 @@ def dense_options() -> dict[str, dict[str, Any]]:
     adam = {"optimiser": "adam", "lr": 0.001}
     curved = {
         **{"lr": 0.02, "least_curvature": 0.005, "beta2": 0.9998, "curvature": "price"},
+        **{"prior_step": "explicit", "train_draws": 1},
         **{"lr_across": "cosine", "lr_within": "constant", "estimator": "weight", "prior_scale": 10.0},
     }
     ivon = {"optimiser": "ivon", **curved}
@@ -66,7 +67,7 @@ def dense_options() -> dict[str, dict[str, Any]]:
         "FedLap-Cov": {"method": "fedlap_cov", **cold, **adam, "lr": 0.01, "lr_within": "constant", "probe": 16},
         "PVI": {"method": "pvi", **ivon, "kl_weight": 0.01, "damping": 0.1, "initial": 0.058},
         "FedUAB": {"method": "feduab", "draws": 1, "test_draws": 20},
-        "FedIVON": {"method": "fedivon", **curved, "kl_weight": 0.01, "initial": 0.0058},
+        "FedIVON": {"method": "fedivon", **curved, "curvature_memory": 10.0, "kl_weight": 0.01, "initial": 0.0058},
         # N = rows / (temperature rho) = 12000 and a first curvature of .005: the first scale is (12000 * .005)^-1/2.
         "Bayes-ADMM": {"method": "bayes_admm", **ivon, **cold, "initial": 0.129},
     }

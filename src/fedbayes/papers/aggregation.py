@@ -22,6 +22,7 @@ RULES = {"NWA": "nwa", "WS": "ws", "LP": "lp", "WC": "wc", "Conflation": "confla
 WEIGHTINGS = {"size": "size", "max discrepancy": "discrepancy", "distance": "distance"}
 CLIENTS: dict[str, Any] = {"optimiser": "adam", "lr": 1e-3, "lr_decay": 0.96, "lr_silent": 50, "batch": 32, "epochs": 1}
 VARIATIONAL = {
+    **{"train_draws": 1, "lr_within": "constant", "weighting": "size"},
     "estimator": "flipout",
     "prior": "fixed",
     "prior_scale": 10.0,  # N(0, 100 I)

@@ -173,8 +173,8 @@ def batch_of(data: Sequence[Dataset]) -> int:
 def vi(data: Sequence[Dataset], name: str, device: str = "cpu") -> dict[str, list[Scores]]:
     """Mean-field VI on all rows: a cohort of one, prior N(0, 1), the noise learned."""
     method = fedvi(
-        prior="fixed", kl="1/n", kl_weight=1.0, initial=0.05, optimiser="adam", lr=0.01, lr_within="falling",
-        epochs=100, batch=batch_of(data), test_draws=100, rule="lp",
+        prior="fixed", prior_scale=1.0, kl="1/n", kl_weight=1.0, initial=0.05, optimiser="adam", lr=0.01,
+        lr_within="falling", epochs=100, batch=batch_of(data), train_draws=1, test_draws=100, rule="lp",
     )  # fmt: skip
     tasks = federations(
         data,

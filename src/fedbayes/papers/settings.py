@@ -12,21 +12,36 @@ from fedbayes.options import options_of
 
 EVALUATED = ("seed", "evaluate_every")
 BESIDE = ("rounds", *EVALUATED)  # written beside a cell's figures
+# Defaults of the time when files named only the options that were given; now they name all.
+FORMER: dict[str, dict[str, Any]] = {
+    "fedvi": {
+        **{"optimiser": "sgd", "lr": 0.05, "lr_within": "constant", "train_draws": 1, "kl": "constant"},
+        **{"kl_weight": 0.0001, "prior_scale": 1.0, "prior": "broadcast", "weighting": "size"},
+    },
+    "fedivon": {"lr": 0.05, "lr_within": "constant", "curvature_memory": 10.0, "prior_step": "explicit"},
+    "pvi": {"optimiser": "sgd", "train_draws": 1, "prior_step": "explicit"},
+    "bayes_admm": {"train_draws": 1, "prior_step": "explicit"},
+}
 EXECUTION = ("device", "engine", "compile", "at_once")  # how it was executed, which is no part of a cell
 
 
 def setting_of(experiment: Experiment) -> dict[str, Any]:
-    """An experiment's table as a cell's file keeps it."""
-    return {key: value for key, value in table_of(experiment).items() if key not in EXECUTION}
+    """An experiment's table as a cell's file keeps it: with all options, for defaults may change."""
+    table = {key: value for key, value in table_of(experiment).items() if key not in EXECUTION}
+    options = method_named(experiment.method, experiment.options).options
+    return {**table, "options": json.loads(json.dumps(options, default=str))}
 
 
 def otherwise(content: Mapping[str, Any], current: Experiment) -> str:
     """Where a cell's file was made with another setting than its table has: `options.server_lr 0.001 (now 0.0001)`.
 
-    What a file does not name had its default; an option that there is no more can't be compared. Rounds and seed are
-    written elsewhere. A file may say itself, under `otherwise`, what the code did at its time.
+    What a file does not name had its default of then; an option that there is no more can't be compared. Rounds and
+    seed are written elsewhere. A file may say itself, under `otherwise`, what the code did at its time.
     """
-    unlike = _unlike(content["experiment"], table_of(current), (*BESIDE, *EXECUTION))
+    before = content["experiment"]
+    former = FORMER.get(before.get("method", ""), {})
+    kept = {**before, "options": {**former, **before.get("options", {})}}
+    unlike = _unlike(kept, table_of(current), (*BESIDE, *EXECUTION))
     settings = [f"{name} {a} (now {b})" for name, (a, b) in unlike.items()]
     return ", ".join([*settings, *([content["otherwise"]] if "otherwise" in content else [])])
 

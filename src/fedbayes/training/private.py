@@ -153,7 +153,10 @@ def with_privacy(
         return with_private_sums(program, Mechanism(run.clip, run.noise, cohort), rows), run
     phases = program.client.phases
     if len(phases) != 1 or not phases[0].private:
-        raise InputError("private: the steps of this method's clients have no private form; use fedavg, feduab or pvi")
+        raise InputError(
+            "private: the steps of this method's clients have no private form; use fedavg, feduab, or of fedvi and pvi "
+            'optimiser = "adam"'
+        )
     if program.prediction.noise in BY_MEMBERS:
         raise InputError("private: the noise of this regression is judged on clients' rows; set noise = 'likelihood'")
     run = private_run(options, {str(k): _steps(n, phases[0]) for k, n in enumerate(sizes)}, rounds, SHARE / max(sizes))

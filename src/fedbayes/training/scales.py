@@ -39,7 +39,7 @@ def note(figures: Mapping[str, float], number: int, rounds: int, optimiser: Any)
     if figures["moved"] < HARDLY and optimiser != "ivon":
         return (
             f"scales have moved by {figures['moved']:.1%} since the first round: how wide the posterior is was set by "
-            'initial; optimiser = "ivon" learns it'
+            'initial; fedvi learns it, and optimiser = "ivon"'
         )
     if figures["moving"] > STILL:
         return f"scales still moved by {figures['moving']:.1%} in the last round: train for more"

@@ -79,7 +79,7 @@ class ForTables(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """The method's options."""
-        steps = {"batch": 256, "epochs": 10, "optimiser": "adam", "lr": 0.02}
+        steps = {"batch": 256, "epochs": 10, "optimiser": "adam", "lr": 0.02, "train_draws": 1}
         return {**steps, "damping": 0.5, "prior_scale": 0.5, "test_draws": 200}
 
 
