@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -36,15 +37,15 @@ from fedbayes.training.rounds import Memory, prepare, rounds
 CLIENTS, COHORT, BUFFER = 100, 20, 10
 # Rows, the target, and the closings that each schedule has at most; targets were set before anything was run.
 SETS: dict[str, dict[str, Any]] = {
-    "mnist": {"rows": 5_000, "hidden": 50, "target": 0.80},
-    "cifar10": {"rows": 5_000, "hidden": 50, "target": 0.25},
+    "mnist": {"rows": 3_000, "hidden": 30, "target": 0.75},
+    "cifar10": {"rows": 3_000, "hidden": 30, "target": 0.22},
 }
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"lr": 0.05},
     "feduab": {"lr": 0.05},
     "pvi": {"optimiser": "adam", "lr": 0.005, "damping": 0.1},  # the others' steps diverge here
 }
-MOST = {"synchronous": 40, "buffered": 160}
+MOST = {"synchronous": 30, "buffered": 120}
 
 
 def seed_with_one_straggler() -> int:
@@ -144,7 +145,7 @@ cohort = 20
 network = "linear"
 method = "pvi"
 options = {epochs = 1, damping = 0.3}
-rounds = 60
+rounds = 40
 evaluate_every = 10
 checkpoint_every = 2
 schedule = "buffered"
@@ -160,28 +161,44 @@ def kills(times: int) -> dict[str, Any]:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "shared"))
     from run_content import content, same
 
-    home, chance = Path(tempfile.mkdtemp()), random.Random(0)
-    (home / "x.toml").write_text(KILLED)
-    run = [sys.executable, "-m", "fedbayes", "run", str(home / "x.toml"), "--output"]
-    quiet = {"env": os.environ, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    from fedbayes.experiments.experiment import from_toml
+    from fedbayes.runs.folder import run
+
+    home, chance, experiment = Path(tempfile.mkdtemp()), random.Random(0), from_toml(KILLED)
     began = time.monotonic()
-    subprocess.run([*run, str(home / "whole")], check=True, **quiet)  # type: ignore[call-overload]
+    run(experiment, home / "whole")
     whole, killed, equal, runs = time.monotonic() - began, 0, 0, 0
     expected = content(home / "whole")
     while killed < times:
         cut = home / f"cut-{runs}"
-        while True:
-            process = subprocess.Popen([*run, str(cut)], **quiet)  # type: ignore[call-overload]
-            try:
-                process.wait(timeout=chance.uniform(0.4, 1.1) * whole if killed < times else None)
-                break
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                killed += process.wait() == -signal.SIGKILL
+        while (code := _child(lambda cut=cut: run(experiment, cut), chance.uniform(0.1, 0.6) * whole)) != 0:
+            if code != -signal.SIGKILL:
+                raise RuntimeError(f"a run ended with {code}")
+            killed += 1
         runs += 1
         equal += same(content(cut), expected)
     shutil.rmtree(home)
     return {"kills": killed, "runs": runs, "equal": equal}
+
+
+def _child(work: Callable[[], object], seconds: float) -> int:
+    """Work in a forked process that is killed after so many seconds; its exit code, or the signal."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            print(type(error).__name__, error, file=sys.stderr)
+            os._exit(1)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def main() -> None:
@@ -200,6 +217,8 @@ def main() -> None:
         print(json.dumps(million(given.million, 1000, given.closings)))
         return
     figures = Figures(given.output, given.device, given.commit, keep=True)
+    if given.only in (None, "kills"):
+        figures.add("kills", **kills(given.kills))
     if given.only in (None, "time"):
         for name in SETS:
             for method in METHODS:
@@ -207,8 +226,6 @@ def main() -> None:
                     figures.add(f"time to target: {name}, {method}", **compare(name, method, given.device))
     if given.only in (None, "population"):
         figures.add("population", **population(given.closings, given.turns))
-    if given.only in (None, "kills"):
-        figures.add("kills", **kills(given.kills))
 
 
 if __name__ == "__main__":
