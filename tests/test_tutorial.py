@@ -22,7 +22,7 @@ def blocks(page: str) -> list[tuple[int, str]]:
 
 PAGES = {
     "docs/tutorial.md": 10,
-    "docs/hospitals.md": 6,
+    "docs/hospitals.md": 7,
     "docs/survival.md": 3,
     "README.md": 3,
     "docs/attacks.md": 1,

@@ -175,7 +175,7 @@ TAKEN = (
     *("fedavg", "fedprox", "fedpa", "fedavg_pf", "fedppd"),
     *("feduab", "fedvi", "fedivon", "pvi", "bayes_admm", "fedlap_cov"),
 )
-REASONS = "every upload|keep a vector|personal|no sum of changes|start from points"
+REASONS = "every upload|keep a vector|personal|no sum of changes|start from points|posterior of all rows"
 
 
 def asked(name: str) -> Any:
