@@ -24,6 +24,7 @@ PAGES = {
     "docs/tutorial.md": 10,
     "docs/hospitals.md": 7,
     "docs/survival.md": 3,
+    "docs/following.md": 3,
     "README.md": 3,
     "docs/attacks.md": 1,
     "docs/robust.md": 2,

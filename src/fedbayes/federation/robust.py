@@ -32,8 +32,8 @@ ITERATIONS, TOLERANCE, SMOOTHING = 1000, 1e-13, 1e-6  # of the geometric median
 def count_of(outliers: float, clients: int) -> int:
     """How many of so many clients are taken to lie: the share, rounded up, and always less than half.
 
-    >>> [count_of(0.2, clients) for clients in (1, 2, 3, 10, 11, 100)]
-    [0, 0, 1, 2, 3, 20]
+    >>> tuple(count_of(0.2, clients) for clients in (1, 2, 3, 10, 11, 100))
+    (0, 0, 1, 2, 3, 20)
     """
     return min(math.ceil(outliers * clients - 1e-9), (clients - 1) // 2)
 
