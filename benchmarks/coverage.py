@@ -51,7 +51,7 @@ def simulated(alpha: float, sites: int, calibrating: int, repeats: int) -> list[
     draw = np.random.default_rng(int(1000 * alpha) + sites + calibrating)
     edges = of.PROBABILITY_EDGES
     # F_c of every class on its own edges, from rows that nobody calibrates by.
-    many = 40_000
+    many = 40_000 if repeats * sites > 100 else 2_000
     truth = torch.zeros(CLASSES, len(edges) + 1, dtype=torch.float64)
     for c in range(CLASSES):
         labels = torch.full((many,), c)

@@ -19,7 +19,7 @@ SMALL = {
     "ivon.py": ["--device", "cpu", "--rows", "20", "--only", "10 clients", "--times", "1", "--method", "FedIVON"],
     "start.py": ["--only", "mlp", "--compile", "off", "--rows", "20"],
     "student.py": ["--rows", "20"],
-    "watch.py": ["quiet", "shift", "--small"],
+    "watch.py": ["quiet", "--small"],
 }
 
 

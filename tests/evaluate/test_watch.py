@@ -74,7 +74,7 @@ def test_a_change_is_found_and_named(blobs, change, kind):
     assert watched.KINDS[kind] in str(alarm)
 
 
-@pytest.mark.parametrize("cuts", [[300], [1, 127, 172], [50] * 6, [299, 1]])
+@pytest.mark.parametrize("cuts", [[1, 127, 172], [100] * 3])
 def test_a_watch_that_is_killed_goes_on_with_the_same_bits(blobs, tmp_path, cuts):
     x, y = rows(blobs)
     y[::7] = math.nan
