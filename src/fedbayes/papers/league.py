@@ -313,7 +313,11 @@ def by_metric(rows: Sequence[Row]) -> list[Row]:
         order = {row["row"]: row["ours"] for row in block if row["metric"] == "nll"}
         metrics = list(METRICS)
         block.sort(key=lambda row: (order.get(row["row"], WORST_NLL), metrics.index(row["metric"])))
-        shown += [{**row, "metric": "by NLL"} for row in block]
+        # What a cell was made with otherwise is said once, and not at each of its scores.
+        shown += [
+            {**row, "metric": "by NLL", "otherwise": row.get("otherwise", "") if row["metric"] == "nll" else ""}
+            for row in block
+        ]
     return shown
 
 
