@@ -335,3 +335,10 @@ def test_what_each_site_holds(folder):
     assert holdings.column_table(held).row_count == 4
     assert holdings.figure(held).axes
     assert agreement.class_by_value(["a", 1.0]) == (None, ("a", "1"))
+
+
+def test_a_column_that_a_site_never_filled_is_reported():
+    full = {"a": np.arange(6.0), "b": np.arange(6.0) ** 2, "ill": np.array(["no", "yes"] * 3, object)}
+    empty = {**full, "b": np.full(6, np.nan)}
+    with pytest.warns(UserWarning, match="site south, column 'b': all 6 values are missing; what other sites have"):
+        fb.data.from_tables({"north": full, "south": empty}, "ill", test=0.0)

@@ -120,6 +120,8 @@ class Coding:
                     f"value), or drop it everywhere; it has {', '.join(table.columns)}"
                 )
             stored, odd = _stored(column, table.columns[column.name], where, shifts and table.rows > 0)
+            if shifts and table.rows > 1 and np.isnan(stored).all():
+                odd = [*odd, f"all {table.rows} values are missing; what other sites have stands in their place"]
             columns.append(stored)
             notes += [f"{where}: {note}" for note in odd]
         if self.scale == "site":
