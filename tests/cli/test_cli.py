@@ -238,3 +238,14 @@ def test_names_of_a_sweeps_members_stay_whole_in_80_columns(tmp_path):
     text = io.StringIO()
     Console(file=text, width=80).print(closing_table(runs))
     assert all(name in text.getvalue() for name in names)
+
+
+def test_the_closing_table_fits_into_60_columns(tmp_path):
+    scores = {"accuracy": 0.6310, "nll": 1.0714, "brier": 0.5184, "ece": 0.1576, "mce": 0.3699}
+    made = RunFiles("feduab", tmp_path, Experiment(), [{"round": 1, "seconds": 2.5, "test": scores}], {})
+    console = Console(width=60, file=io.StringIO())
+    console.print(closing_table([made], console.width))
+    text = console.file.getvalue()
+    assert "2.5" in text
+    assert "0.1576" in text
+    assert "…" not in text

@@ -110,12 +110,12 @@ def live(scores: Mapping[str, float], epsilon: float | None = None) -> str:
     return "  ".join(shown)
 
 
-def closing_table(runs: Iterable[RunFiles]) -> Table:
+def closing_table(runs: Iterable[RunFiles], width: int = 80) -> Table:
     """One row per run with all its scores; the best of each column is bold."""
     runs = list(runs)
     names = [name for name in TITLES if any(name in run.scores for run in runs)]
     longest = max(len(run.name) for run in runs)
-    if "auroc" in names or longest > LONG:
+    if "auroc" in names or longest > LONG or width < 80:
         names = [name for name in names if name not in WIDE]
     table = Table(box=box.SIMPLE_HEAD)
     # Where a terminal is narrow, long names are folded and numbers stay whole.

@@ -152,7 +152,7 @@ def _train(work: Any, folder: Path, tensorboard: bool = False, mlflow: str | Non
     shown = arrays_in(folder / "samples.npz")
     for block in samples_text(shown) if shown else []:
         out.print(f"\n{escape(block)}")
-    out.print(closing_table(runs_in(folder)))
+    out.print(closing_table(runs_in(folder), out.width))
     for table in map(site_table, runs_in(folder)):
         if table is not None:
             out.print(table)

@@ -55,10 +55,10 @@ def page(material: Material, title: str) -> str:
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)} · fedbayes</title>\n<style>\n{page_style()}{style}{_switches(material)}</style>\n"
         '</head>\n<body>\n<a class="skip" href="#scores">Skip to the scores</a>\n'
-        f"<header><h1>{escape(title)}</h1>{what_was_run(material)}{missing(material)}</header>\n"
+        f"<header><h1>{escape(title)}</h1>{what_was_run(material)}</header>\n"
         f"{_controls(material)}\n<nav aria-label=Sections>{links}</nav>\n"
         f"<main>\n{''.join(map(_section, sections))}</main>\n"
-        f"<footer>fedbayes {escape(__version__)}</footer>\n</body>\n</html>\n"
+        f"{missing(material)}<footer>fedbayes {escape(__version__)}</footer>\n</body>\n</html>\n"
     )
 
 
