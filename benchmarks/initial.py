@@ -87,7 +87,7 @@ def scene_figures(figures: Figures, name: str, methods: list[str], rounds: int) 
             row |= {f"{metric}, initial {s}": float(v) for s, v in zip(INITIALS, means)}
             row |= {f"{metric} apart": float(means.max() - means.min())}
             row |= {f"{metric} over seeds": float(by[:, :, place].std(1).mean())}
-        figures.add(f"{name}: {method}", **row)
+        figures.add(f"{name}: {method}", **row, rounds=rounds)
 
 
 def main() -> None:
