@@ -192,11 +192,16 @@ class Machines:
         (self.folder / "experiment.toml").write_text(toml.dumps({**base, **table, **options}))
 
     def train(self, output: str) -> Run:
-        """Start a run by `flwr run`."""
-        said = json.loads(
-            self.call("flwr", "run", ".", self.folder.name, "-c", f'output="{output}"', "--format", "json")
-        )
-        return Run(self, str(said["run-id"]), self.folder / output)
+        """Start a run by `flwr run`, which exits with 0 where a SuperLink that has just started refuses it."""
+        said: dict[str, Any] = {}
+        for _ in range(20):
+            said = json.loads(
+                self.call("flwr", "run", ".", self.folder.name, "-c", f'output="{output}"', "--format", "json")
+            )
+            if "run-id" in said:
+                return Run(self, str(said["run-id"]), self.folder / output)
+            time.sleep(3)
+        raise AssertionError(said)
 
     def complete(self, output: str) -> Path:
         """Train to the end. Flower fails a run whose machine stood still for a minute: then it is started again."""

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,10 +39,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 def process(machines: Machines, *words: str) -> int:
     """The process of the app's folder whose command has these words, below its watchdog."""
-    tools = f"{Path(sys.executable).parent}/"
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            command = [word.removeprefix(tools) for word in (place / "cmdline").read_text().split("\0")]
+            command = [word.rpartition("/")[2] for word in (place / "cmdline").read_text().split("\0")]
             here = os.readlink(place / "cwd") == str(machines.folder)
         except OSError:
             continue
