@@ -25,17 +25,17 @@ import fedbayes as fb
 from fedbayes.privacy.accounting import Spent, epsilon_of
 from fedbayes.training.rounds import Memory, prepare, rounds_together
 
-OTHERS, ROUNDS, CLIP, DELTA = 10, 2, 0.5, 1e-2
+OTHERS, ROWS, ROUNDS, CLIP, DELTA = 10, 16, 2, 0.5, 1e-2
 UNUSED, LARGE = (0, 32, 39), 20.0  # pixels that are blank in all digits, and what the canary has there
 OFF = 1e-9
 NOISES = {"noise 0.5": 0.5, "noise 1": 1.0, "noise 2": 2.0, "noise off": OFF}
 
 
 def federation(seed: int, canary: bool) -> fb.data.Clients:
-    """Ten clients of digits, and the canary."""
+    """Ten clients of a few digits each, and the canary."""
     split = fb.data.load("digits").split(fb.partition.iid(), clients=OTHERS, seed=seed)
     data = split.data
-    pairs = [(data.x[rows].float() / 16, data.y[rows]) for rows in map(split.train_rows, range(OTHERS))]
+    pairs = [(data.x[rows].float() / 16, data.y[rows]) for rows in (split.train_rows(k)[:ROWS] for k in range(OTHERS))]
     if canary:
         x = torch.zeros(8, *data.shape)
         # Of both signs, so that every hidden unit passes some of it on.
