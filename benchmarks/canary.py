@@ -28,7 +28,7 @@ from fedbayes.training.rounds import Memory, prepare, rounds_together
 OTHERS, ROWS, ROUNDS, CLIP, DELTA = 10, 16, 2, 0.5, 1e-2
 UNUSED, LARGE = (0, 32, 39), 20.0  # pixels that are blank in all digits, and what the canary has there
 OFF = 1e-9
-NOISES = {"noise 0.5": 0.5, "noise 1": 1.0, "noise 2": 2.0, "noise off": OFF}
+NOISES = {"noise off": OFF, "noise 2": 2.0, "noise 1": 1.0, "noise 0.5": 0.5}
 
 
 def federation(seed: int, canary: bool) -> fb.data.Clients:
