@@ -22,7 +22,7 @@ from scipy.stats import beta
 from torch import nn
 
 import fedbayes as fb
-from fedbayes.privacy.accounting import Spent, epsilon_of
+from fedbayes.federation.accounting import Spent, epsilon_of
 from fedbayes.training.rounds import Memory, prepare, rounds_together
 
 OTHERS, ROWS, ROUNDS, CLIP, DELTA = 10, 16, 2, 0.5, 1e-2

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import fedbayes as fb
 from fedbayes import scores as of
 from fedbayes.evaluate import conformal
+from fedbayes.evaluate.binomial import exact_band
 from fedbayes.evaluate.calibration import Held, held_out
 from fedbayes.evaluate.conformal import THRESHOLDS, Gathered
 from fedbayes.files import write_atomically
@@ -58,7 +59,7 @@ def simulated(alpha: float, sites: int, calibrating: int, repeats: int) -> list[
         values = of.label_scores(of.least_ambiguous_scores(rows_of(labels, random)), labels)
         truth[c] = of.histogram(values, edges).cumsum(0) / many
     found: dict[str, dict[str, list[float]]] = {w: {"inside": [], "true": [], "size": []} for w in WAYS}
-    low, high = of.exact_band(LEVEL, np.array([TESTED]))
+    low, high = exact_band(LEVEL, np.array([TESTED]))
     for _ in range(repeats):
         mixes = torch.from_numpy(draw.dirichlet(np.full(CLASSES, alpha), sites)).clamp_min(1e-12)
         labels = mixes.multinomial(calibrating, replacement=True, generator=random)

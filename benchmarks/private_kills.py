@@ -25,7 +25,7 @@ import torch
 from measure import Figures
 
 from fedbayes.experiments.experiment import Experiment, to_toml
-from fedbayes.privacy.accounting import Spent, epsilon_of
+from fedbayes.federation.accounting import Spent, epsilon_of
 from fedbayes.runs import sealed
 from fedbayes.runs.checkpoint import ROW
 from fedbayes.runs.folder import resume, run

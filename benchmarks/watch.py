@@ -1,7 +1,7 @@
 """A watch on every site, measured: false alarms on quiet streams, and rows until the alarm after a change.
 
 `python benchmarks/watch.py quiet shift corruption hospital` (the last two need FEDBAYES_DATA, or download). Writes
-docs/results/watch.json. Streams are stacked: every step bets on all of them at once, by the code of `run.watch`.
+docs/results/watch.json. Streams are stacked: every step bets on all of them at once, by the code of `fb.watch`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from scipy.stats import binom
 from torch import Tensor, nn
 
 import fedbayes as fb
-from fedbayes.chance import martingale as bets
 from fedbayes.evaluate import watch as watching
+from fedbayes.evaluate.binomial import exact_interval
 from fedbayes.files import write_atomically
 from fedbayes.papers.cells import commit
+from fedbayes.runs import martingale as bets
 from fedbayes.runs.watched import SETTLED, Channel, State
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "watch.json"
@@ -59,7 +60,7 @@ def quiet(small: bool) -> list[dict[str, Any]]:
             values = random.standard_normal((many, size + length))
             found = first_alarm(values[:, :size], values[:, size:], random, math.log(1 / ALPHA))
             alarms += int((found <= length).sum())
-        low, high = fb.scores.exact_interval(np.array([alarms]), np.array([streams]))
+        low, high = exact_interval(np.array([alarms]), np.array([streams]))
         row = {"what": f"quiet, {size} reference rows", "streams": streams, "rows": length, "reference": size}
         row |= {"alarms": alarms, "rate": alarms / streams, "low": float(low[0]), "high": float(high[0])}
         row |= {"allowed": int(binom.ppf(0.975, streams, ALPHA)), "alpha": ALPHA}
@@ -207,7 +208,7 @@ def hospital(small: bool) -> list[dict[str, Any]]:
             random = np.random.default_rng(turn)
             order = random.permutation(len(others))
             half = len(order) // 2
-            watcher = run.watch("newcomer", reference="none", scores=scores)
+            watcher = fb.watch(run, "newcomer", reference="none", scores=scores)
             watcher.state.seed = turn
             watcher.update(x[order[:half]], y[order[:half]].double())
             quiet_rows = order[half:]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import fedbayes
-from fedbayes import locks
+from fedbayes.runs import locks
 
 HOME = Path(fedbayes.__file__).parent
 OTHER = """
 import sys, time
 from pathlib import Path
-from fedbayes import locks
+from fedbayes.runs import locks
 if sys.argv[3] == "files":
     locks.fcntl = None
 with locks.lock(Path(sys.argv[1]), shared=sys.argv[2] == "shared"):

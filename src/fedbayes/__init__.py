@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedbayes.engine.clock import profile
     from fedbayes.evaluate import calibration as calibrate
     from fedbayes.evaluate import conformal, ood
+    from fedbayes.evaluate.watch import watch
     from fedbayes.experiments.trust import trust
     from fedbayes.federation import attacks, rules
     from fedbayes.federation.pool import pool
@@ -57,6 +58,7 @@ __all__ = [
     "scores",
     "trackers",
     "trust",
+    "watch",
     "write_report",
 ]
 
@@ -78,6 +80,7 @@ _HOMES = {
     "profile": "fedbayes.engine.clock",
     "save": "fedbayes.runs.saved",
     "trust": "fedbayes.experiments.trust",
+    "watch": "fedbayes.evaluate.watch",
     "write_report": "fedbayes.report",
 }
 _MODULES = {

@@ -12,8 +12,8 @@ from fedbayes.clients.client import Batch, Info, Phase
 from fedbayes.clients.private_rows import ROW_BATCH, ROW_CLIP, ROW_NOISE, private_gradients
 from fedbayes.engine.batches import schedule
 from fedbayes.errors import InputError
+from fedbayes.federation.accounting import Spent, epsilon_of
 from fedbayes.noise import Key, Tape, normals
-from fedbayes.privacy.accounting import Spent, epsilon_of
 from fedbayes.training.rounds import prepare
 
 pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')

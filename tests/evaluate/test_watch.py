@@ -45,7 +45,7 @@ def bits(state):
 
 def test_a_quiet_stream_is_quiet(blobs):
     for site in (0, "1"):
-        watch = blobs.watch(site)
+        watch = fb.watch(blobs, site)
         assert watch.scores == ("epistemic", "energy", "entropy", "mix", "label")
         assert watch.update(*rows(blobs)) is None
         assert watch.state.rows == watch.state.labelled == 300
@@ -62,7 +62,7 @@ def test_a_quiet_stream_is_quiet(blobs):
     ids=["inputs", "label mix", "noise"],
 )
 def test_a_change_is_found_and_named(blobs, change, kind):
-    watch = blobs.watch(0)
+    watch = fb.watch(blobs, 0)
     x, y = rows(blobs, 100)
     watch.update(x, y, times=[f"day {i}" for i in range(100)])
     x, y = change(*rows(blobs, 800, seed=1))
@@ -79,11 +79,11 @@ def test_a_watch_that_is_killed_goes_on_with_the_same_bits(blobs, tmp_path, cuts
     x, y = rows(blobs)
     y[::7] = math.nan
     x[200:] += 4
-    whole = blobs.watch(0)
+    whole = fb.watch(blobs, 0)
     whole.update(x, y)
     start = 0
     for size in cuts:
-        watch = blobs.watch(0, folder=tmp_path)  # of the file alone
+        watch = fb.watch(blobs, 0, folder=tmp_path)  # of the file alone
         watch.update(x[start : start + size], y[start : start + size])
         start += size
     again = watched.read(watched.path_of(tmp_path, "0"))
@@ -93,9 +93,9 @@ def test_a_watch_that_is_killed_goes_on_with_the_same_bits(blobs, tmp_path, cuts
 
 def test_what_was_not_written_is_bet_on_again(blobs, tmp_path, monkeypatch):
     x, y = rows(blobs)
-    whole = blobs.watch(1)
+    whole = fb.watch(blobs, 1)
     whole.update(x, y)
-    watch = blobs.watch(1, folder=tmp_path)
+    watch = fb.watch(blobs, 1, folder=tmp_path)
     kept = watched.write
     written: list[int] = []
 
@@ -109,7 +109,7 @@ def test_what_was_not_written_is_bet_on_again(blobs, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         watch.update(x, y)
     monkeypatch.setattr(watched, "write", kept)
-    again = blobs.watch(1, folder=tmp_path)
+    again = fb.watch(blobs, 1, folder=tmp_path)
     assert again.state.rows == written[-1] == 128
     again.update(x[128:], y[128:])
     assert bits(again.state) == bits(whole.state)
@@ -117,10 +117,10 @@ def test_what_was_not_written_is_bet_on_again(blobs, tmp_path, monkeypatch):
 
 def test_a_stranger_is_compared_with_the_federation_or_with_itself(blobs):
     x, y = rows(blobs)
-    stranger = blobs.watch("north", reference="federation")
+    stranger = fb.watch(blobs, "north", reference="federation")
     assert stranger.state.reference > 250
     assert stranger.update(x + 5, y) is not None
-    alone = blobs.watch("north", reference="none")
+    alone = fb.watch(blobs, "north", reference="none")
     assert alone.update(x + 5, y) is None  # strange from the beginning, but it does not change
     assert alone.update(x - 5, y) is not None
 
@@ -132,7 +132,7 @@ def test_regressions_are_watched_too():
     clients = from_arrays(x[:300], y[:300], x[300:], y[300:], standardise=True).split(fb.partition.iid(), clients=2)
     net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
     run = fb.fit(net, clients, method=fb.methods.feduab(draws=5, lr=0.05), rounds=3, engine="loop", evaluate_every=3)
-    watch = run.watch(0)
+    watch = fb.watch(run, 0)
     assert watch.scores == ("epistemic", "level", "label")
     new = torch.randn(300, 3, generator=random)
     truth = new.sum(1, keepdim=True) + 0.3 * torch.randn(300, 1, generator=random)
@@ -163,8 +163,8 @@ def test_the_page_has_a_line_for_each_site(blobs, tmp_path):
     with pytest.raises(InputError, match="has no watch yet"):
         write_page(tmp_path)
     x, y = rows(blobs)
-    blobs.watch(0, folder=tmp_path).update(x, y)
-    blobs.watch(1, folder=tmp_path).update(x + 5, y)
+    fb.watch(blobs, 0, folder=tmp_path).update(x, y)
+    fb.watch(blobs, 1, folder=tmp_path).update(x + 5, y)
     text = write_page(tmp_path).read_text()
     assert "1 of 2 sites have changed" in text
     assert text.index(">1</th>") < text.index(">0</th>")  # who has changed comes first
@@ -172,7 +172,7 @@ def test_the_page_has_a_line_for_each_site(blobs, tmp_path):
 
 
 def test_histories_stay_short_and_keep_their_ends(blobs):
-    state = blobs.watch(0).state
+    state = fb.watch(blobs, 0).state
     for _ in range(5000):
         state.rows += 1
         state.remember([0.0] * len(state.channels))
@@ -182,22 +182,22 @@ def test_histories_stay_short_and_keep_their_ends(blobs):
 
 def test_what_can_t_be_watched_says_so(blobs, tmp_path):
     with pytest.raises(InputError, match="unknown site 'north'"):
-        blobs.watch("north")
+        fb.watch(blobs, "north")
     with pytest.raises(InputError, match="unknown reference"):
-        blobs.watch(0, reference="others")
+        fb.watch(blobs, 0, reference="others")
     with pytest.raises(InputError, match="alpha is the chance of a false alarm"):
-        blobs.watch(0, alpha=5)
+        fb.watch(blobs, 0, alpha=5)
     with pytest.raises(InputError, match="unknown score for this run"):
-        blobs.watch(0, scores=["entropi"])
+        fb.watch(blobs, 0, scores=["entropi"])
     with pytest.raises(InputError, match="2 targets for 3 rows"):
-        blobs.watch(0).update(torch.zeros(3, 2), [0, 1])
+        fb.watch(blobs, 0).update(torch.zeros(3, 2), [0, 1])
     with pytest.raises(InputError, match="classes from 0 to 3"):
-        blobs.watch(0).update(torch.zeros(1, 2), [9])
-    watch = blobs.watch(0, folder=tmp_path)
+        fb.watch(blobs, 0).update(torch.zeros(1, 2), [9])
+    watch = fb.watch(blobs, 0, folder=tmp_path)
     watch.state.run = "another"
     watch.save()
     with pytest.raises(InputError, match="watches another posterior"):
-        blobs.watch(0, folder=tmp_path)
+        fb.watch(blobs, 0, folder=tmp_path)
     watched.path_of(tmp_path, "0").write_bytes(b"PK nothing")
     with pytest.raises(InputError, match="the watch begins anew"):
-        blobs.watch(0, folder=tmp_path)
+        fb.watch(blobs, 0, folder=tmp_path)

@@ -13,7 +13,7 @@ import fedbayes.report
 import fedbayes.runs.records
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, to_toml
-from fedbayes.privacy.accounting import Spent, epsilon_of
+from fedbayes.federation.accounting import Spent, epsilon_of
 from fedbayes.runs import checkpoint, journal, sealed
 from fedbayes.runs.folder import load, resume, run
 from fedbayes.runs.spending import spending

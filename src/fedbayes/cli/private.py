@@ -36,7 +36,7 @@ def privacy(
 
 
 def _plan(epsilon: float | None, delta: float, noise: float | None, rounds: int, rate: float) -> Table:
-    from fedbayes.privacy.accounting import Spent, epsilon_of, noise_for
+    from fedbayes.federation.accounting import Spent, epsilon_of, noise_for
 
     checks = {
         "rate must be in (0, 1]": 0 < rate <= 1,

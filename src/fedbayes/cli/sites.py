@@ -131,6 +131,7 @@ def watch(
 ) -> None:
     """Watch a site's stream for changes; goes on where it stopped. Exit status: 0 quiet, 3 after an alarm."""
     from fedbayes.evaluate.stream import read_stream
+    from fedbayes.evaluate.watch import watch as watch_of
     from fedbayes.report.watch import write_page
     from fedbayes.runs.folder import home_of, load
 
@@ -143,7 +144,7 @@ def watch(
     home = home_of(folder)
     options = {"alpha": alpha, "reference": reference, "labels": label is not None}
     chosen = scores.split(",") if scores else None
-    watcher = run.watch(site, scores=chosen, folder=home, **options)
+    watcher = watch_of(run, site, scores=chosen, folder=home, **options)
     stream = read_stream(input, run, label=label, time=time)
     before = watcher.state.rows
     if before > len(stream.x):

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from fedbayes import scores as of
-from fedbayes.chance.binomial import exact_band, exact_interval
 from fedbayes.errors import InputError, unknown
+from fedbayes.evaluate.binomial import exact_band, exact_interval
 from fedbayes.evaluate.calibration import Held, held_out, target_spread, temperature, tempered
 from fedbayes.model.predictive import Predictive
 from fedbayes.runs.calibrated import Calibrated, class_scores, quantiles_of, scale_of

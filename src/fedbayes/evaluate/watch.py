@@ -1,4 +1,4 @@
-"""A watch on a site: bets that new rows come as its held-out rows did, and an alarm when they win. `run.watch(site)`.
+"""A watch on a site, `fb.watch(run, site)`: bets that new rows come as its held-out rows did; an alarm when they win.
 
 Each score of a row becomes its rank among the site's rows so far with the same predicted class; the fortunes of bets on
 these ranks pass S / alpha, for one of S scores, with probability at most alpha over all time while nothing changes, no
@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.chance import martingale as bets
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate import ood
 from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
+from fedbayes.runs import martingale as bets
 from fedbayes.runs import watched
 from fedbayes.runs.calibrated import scale_of
 from fedbayes.runs.watched import Alarm, Channel, State

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from fedbayes.federation.delays import SPEEDS, Delays, shares
 from fedbayes.federation.flight import Flight
 from fedbayes.federation.program import FederationState, Order, Program
+from fedbayes.federation.randomness import Randomness
 from fedbayes.federation.round import cohort_of, open_round, told
 from fedbayes.federation.waiting import SYNCHRONOUS
-from fedbayes.privacy.randomness import Randomness
 
 POISSON = "poisson"
 

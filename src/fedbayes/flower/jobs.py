@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from fedbayes.chance import martingale as bets
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate.conformal import BY_KIND, THRESHOLDS, WAYS, WITHOUT_CLASSES, Gathered, edges_of
 from fedbayes.experiments.build import build
@@ -23,6 +22,7 @@ from fedbayes.flower.post import Answer, Post
 from fedbayes.flower.remote import Remote
 from fedbayes.flower.wire import Head, Letter, Refused, write
 from fedbayes.runs import calibrated, checkpoint, watched
+from fedbayes.runs import martingale as bets
 from fedbayes.runs.calibrated import Calibrated
 from fedbayes.runs.watched import Alarm, Channel, State
 from fedbayes.training.run import Run

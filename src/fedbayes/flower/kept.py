@@ -12,8 +12,8 @@ import torch
 from fedbayes.clients.client import Own
 from fedbayes.files import write_atomically
 from fedbayes.flower.shown import Shown
-from fedbayes.locks import lock
 from fedbayes.runs import sealed
+from fedbayes.runs.locks import lock
 
 
 class Lost(LookupError):

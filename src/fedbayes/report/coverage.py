@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from fedbayes.chance.binomial import exact_band
+from fedbayes.evaluate.binomial import exact_band
 from fedbayes.report.charts import Axes, ticks
 from fedbayes.report.drawing import Area, Dots, Drawing, Line, Text
 from fedbayes.report.learning import key, table

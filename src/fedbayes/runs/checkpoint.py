@@ -10,13 +10,13 @@ import torch
 
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, from_toml, table_of, to_toml
+from fedbayes.federation.accounting import Account, Spent
 from fedbayes.federation.flight import Flight
 from fedbayes.federation.kept import apart
 from fedbayes.federation.program import FederationState
 from fedbayes.federation.stages import SERVER_STEP
 from fedbayes.files import settle
 from fedbayes.posterior.values import Parts
-from fedbayes.privacy.accounting import Account, Spent
 from fedbayes.runs import sealed
 from fedbayes.runs.own import Index
 from fedbayes.training.private import Accounts

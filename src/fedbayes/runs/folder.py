@@ -11,14 +11,13 @@ from pathlib import Path
 
 from torch import nn
 
-from fedbayes import locks
 from fedbayes.data import Clients
 from fedbayes.engine.clock import EVALUATION, START, share
 from fedbayes.errors import Diverged, InputError, one_line
 from fedbayes.experiments.build import build, check_tables, clients_of
 from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, table_of, to_toml
 from fedbayes.experiments.keys import FLOWER
-from fedbayes.runs import checkpoint, coding, evaluation, journal, samples
+from fedbayes.runs import checkpoint, coding, evaluation, journal, locks, samples
 from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CONFIG, Recording, write_once
 from fedbayes.training.callbacks import called_back

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import folder_name
-from fedbayes.privacy.accounting import epsilon_of, with_more
-from fedbayes.privacy.randomness import NOT_PRIVATE
+from fedbayes.federation.accounting import epsilon_of, with_more
+from fedbayes.federation.randomness import NOT_PRIVATE
 from fedbayes.runs.folder import experiment_in, load
 from fedbayes.training.private import WHOLE
 

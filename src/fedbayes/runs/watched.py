@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbayes.chance import martingale as bets
 from fedbayes.errors import InputError
 from fedbayes.files import arrays_in, reading, write_atomically
+from fedbayes.runs import martingale as bets
 
 FOLDER = "watch"
 KINDS = {"inputs": "the inputs changed", "label mix": "the mix of labels changed", "noise": "labels are noisier"}

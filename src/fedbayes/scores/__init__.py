@@ -1,6 +1,5 @@
 """Scores: tensors in, numbers out. Each says its direction; those that add over sites have a `*_sums` form."""
 
-from fedbayes.chance.binomial import exact_band, exact_interval
 from fedbayes.scores.additive import (
     SUMS,
     classification_scores,
@@ -152,8 +151,6 @@ __all__ = [
     "energy_score",
     "entropy",
     "epistemic_trace",
-    "exact_band",
-    "exact_interval",
     "exact_match",
     "fpr95",
     "fpr95_of_counts",

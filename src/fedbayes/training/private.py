@@ -12,11 +12,11 @@ import torch
 from fedbayes.clients.client import Phase
 from fedbayes.clients.private_rows import ROW_BATCH, ROW_CLIP, ROW_NOISE
 from fedbayes.errors import InputError
+from fedbayes.federation.accounting import Account, Spent, affordable, epsilon_of, library, noise_for, with_more
 from fedbayes.federation.private import released, with_private_sums
 from fedbayes.federation.program import BY_MEMBERS, Mechanism, Order, Outcome, Program, Terms
+from fedbayes.federation.randomness import NOT_PRIVATE, Randomness
 from fedbayes.federation.waiting import SYNCHRONOUS
-from fedbayes.privacy.accounting import Account, Spent, affordable, epsilon_of, library, noise_for, with_more
-from fedbayes.privacy.randomness import NOT_PRIVATE, Randomness
 from fedbayes.training.settings import CLIENTS, ROWS, Privacy
 
 Accounts = Mapping[str, Account]  # of the run as a whole (under ""), or of each site by its number

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, overload
 
@@ -209,11 +208,6 @@ class Run:
         its weights that claimed too much; `clipped` whether its change was shortened; `refused` why it was left out.
         """
         return table_of(self.journal)
-
-    def watch(self, site: int | str, **options: Any) -> Any:
-        """A watch on a site: bets that new rows come as held-out rows did; options as of `evaluate.watch`."""
-        # It is built on runs: loaded when it is asked for, as a run knows nothing of it.
-        return import_module("fedbayes.evaluate.watch").watch(self, site, **options)
 
     def refined(self, refine: str = "flow", **options: Any) -> Run:
         """The same run with personal models that are refined in another way; options as in `methods.refined`."""

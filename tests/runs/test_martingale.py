@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import binom, kstest
 
-from fedbayes.chance import martingale as m
+from fedbayes.runs import martingale as m
 
 
 def followed(reference: np.ndarray, stream: np.ndarray, random: np.random.Generator, piece: int = 50) -> np.ndarray:

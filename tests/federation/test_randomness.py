@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedbayes.privacy.randomness import Randomness, fresh_key, system_normals, system_sample
+from fedbayes.federation.randomness import Randomness, fresh_key, system_normals, system_sample
 
 SYSTEM = Randomness()
 

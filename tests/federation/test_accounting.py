@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedbayes.errors import InputError
-from fedbayes.privacy.accounting import Spent, affordable, epsilon_of, interval_for, noise_for, with_more
+from fedbayes.federation.accounting import Spent, affordable, epsilon_of, interval_for, noise_for, with_more
 
 accounting = pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
 pld = pytest.importorskip("dp_accounting.pld")
