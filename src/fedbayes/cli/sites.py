@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -142,7 +142,7 @@ def watch(
         raise InputError("--input is of one site: give its name or number with --site")
     run = load(folder, device=device)
     home = home_of(folder)
-    options = {"alpha": alpha, "reference": reference, "labels": label is not None}
+    options: dict[str, Any] = {"alpha": alpha, "reference": reference, "labels": label is not None}
     chosen = scores.split(",") if scores else None
     watcher = watch_of(run, site, scores=chosen, folder=home, **options)
     stream = read_stream(input, run, label=label, time=time)
