@@ -43,7 +43,7 @@ def uploads(method: fb.methods.Method) -> tuple[list[Any], Any]:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rule", ["log_pool", "dwc", "nwa", "median"])
 def test_change_and_share_are_those_by_hand(engine: str, rule: str) -> None:
-    method = fb.methods.fedvi(rule=rule, prior="broadcast", **FAST)
+    method = fb.methods.fedvi(rule=rule, prior="broadcast", weighting="size", **FAST)
     sent, start = uploads(method)
     run = fb.fit(network(), sites(), method=method, rounds=1, engine=engine)
     table = run.influence()

@@ -94,7 +94,7 @@ METHODS = {
     "fedvi, weight": {"estimator": "weight", "kl": "blundell", "optimiser": "sgd", "lr": 0.05},
     "fedvi, flipout, adam": {"estimator": "flipout", "optimiser": "adam", "lr": 0.01, "kl": "1/n"},
     "fedvi, wc, distance": {"rule": "wc", "weighting": "distance", "prior": "fixed", "kl": "1/B"},
-    "fedvi, dwc": {"rule": "dwc", "lr_decay": 0.5},
+    "fedvi, dwc": {"rule": "dwc", "prior": "broadcast", "lr_decay": 0.5},
     "fedavg, steps": {"lr_within": "steps", "lr_drop": 0.5},
     "fedppd": {},
     "fedswag": {"test_draws": 2},

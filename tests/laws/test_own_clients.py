@@ -25,7 +25,7 @@ from fedbayes.posterior.values import Gaussian, Parts, Point
 TAKERS = [name for name, method in METHODS.items() if issubclass(method, OwnClient) and "client" not in method.fixed]
 POINTS = [name for name in TAKERS if not issubclass(METHODS[name], FedVI)]
 GAUSSIANS = [name for name in TAKERS if name not in POINTS]
-FAST = {"epochs": 2, "batch": 4, "lr": 0.2, "momentum": 0.5, "lr_within": "constant"}
+FAST = {"epochs": 2, "batch": 4, "lr": 0.2, "optimiser": "sgd", "momentum": 0.5, "lr_within": "constant"}
 PLAIN = {**FAST, "weight_decay": 0.0, "clip": 0.0}
 
 

@@ -85,10 +85,10 @@ def test_loop_and_stacked_engine_agree_under_attack(name: str) -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_every_attack_under_both_engines(attack: str) -> None:
-    loop, stacked = (trained("fedvi", attack=attack, attackers=[1, 3], engine=e) for e in ("loop", "stacked"))
+    loop, stacked = (trained("feduab", attack=attack, attackers=[1, 3], engine=e) for e in ("loop", "stacked"))
     torch.testing.assert_close(leaves(loop), leaves(stacked), rtol=1e-6, atol=1e-8)
     assert loop.journal[0]["attackers"] == [1, 3]
-    plain = honestly("fedvi")
+    plain = honestly("feduab")
     assert not all(torch.allclose(a, b) for a, b in zip(leaves(plain), leaves(loop)))
 
 
@@ -189,7 +189,7 @@ FALLS = Experiment(
     **{"data": "digits", "network": "linear", "clients": 20, "rounds": 1, "engine": "loop"},
     partition="dirichlet",
     partition_options={"alpha": 0.3},
-    method="fedvi",
+    method="feduab",
     options={"epochs": 1, "batch": 24, "test_draws": 2},
     attackers=(LIAR,),
 )
@@ -204,7 +204,7 @@ def uploaded(experiment: Experiment) -> fb.Gaussian:
 
 def test_one_client_of_twenty_that_claims_to_be_sure_owns_the_log_pool(tmp_path: Path) -> None:
     experiment = replace(FALLS, attack="certain")
-    run = run_into(experiment, tmp_path)["fedvi"]
+    run = run_into(experiment, tmp_path)["feduab"]
     torch.testing.assert_close(run.posterior.mean, uploaded(experiment).mean, rtol=0, atol=1e-5)
 
 
@@ -212,8 +212,8 @@ def test_one_client_of_twenty_that_claims_ten_times_its_rows_is_worth_ten(tmp_pa
     experiment = replace(FALLS, attack="inflated_counts", options={**FALLS.options, "rule": "nwa"})
     honest = build(replace(experiment, attack=None, attackers=None))
     sizes = honest.clients.sizes.double()
-    plain = run_into(replace(experiment, attack=None, attackers=None), tmp_path / "plain")["fedvi"].posterior.mean
-    run = run_into(experiment, tmp_path / "lied")["fedvi"].posterior.mean
+    plain = run_into(replace(experiment, attack=None, attackers=None), tmp_path / "plain")["feduab"].posterior.mean
+    run = run_into(experiment, tmp_path / "lied")["feduab"].posterior.mean
     more = 9 * sizes[LIAR] / sizes.sum()
     torch.testing.assert_close(run, (plain + more * uploaded(experiment).mean) / (1 + more), rtol=1e-4, atol=1e-5)
 

@@ -76,7 +76,7 @@ def test_the_page_works_in_a_browser(page, browser, tmp_path, scheme, width):
         check=True,
     )
     found = json.loads(unescape(re.search(r'<body data-found="([^"]*)"', made.stdout)[1]))
-    assert found["figures"] == 15
+    assert found["figures"] == 17
     assert found["cards"] == 24
     assert found["back"] == found[scheme] != found["light" if scheme == "dark" else "dark"]
     for what in ("fits", "drawn", "pictures", "hides", "others", "shows", "keys", "scrolls", "links"):

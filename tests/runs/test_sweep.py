@@ -166,9 +166,10 @@ def test_rules_and_weightings_are_one_program_and_each_member_equals_its_run_alo
 
 
 def test_the_client_of_a_member_is_not_free() -> None:
-    members = members_of(replace(DIGITS, method="fedvi"), ["rule=nwa,ws", "prior=fixed,broadcast"])
+    fixed = replace(DIGITS, method="fedvi", options={"kl": "1/n"})
+    members = members_of(fixed, ["rule=nwa,ws", "prior=fixed,broadcast"])
     assert len({program_of(member) for member in members.values()}) == 2
-    members = members_of(replace(DIGITS, method="fedvi"), ["rule=nwa,ws"])  # whose priors are not the same by default
+    members = members_of(replace(DIGITS, method="fedvi"), ["rule=nwa,ws"])  # whose KL has other weights
     assert len({program_of(member) for member in members.values()}) == 2
 
 

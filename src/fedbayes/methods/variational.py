@@ -93,7 +93,8 @@ class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
             if prior == "broadcast":
                 return broadcast
             q = broadcast["model"].mean
-            fixed = Gaussian(torch.zeros_like(q), torch.as_tensor(scalars["prior_scale"]).to(q).expand_as(q), layout)
+            scale = torch.as_tensor(scalars["prior_scale"], dtype=torch.float64).to(q)  # the clients' unit to the bit
+            fixed = Gaussian(torch.zeros_like(q), scale.expand_as(q), layout)
             return {**broadcast, "model": fixed}
 
         rule = rule_named(rule)

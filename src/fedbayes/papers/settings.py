@@ -29,7 +29,7 @@ def setting_of(experiment: Experiment) -> dict[str, Any]:
     """An experiment's table as a cell's file keeps it: with all options, for defaults may change."""
     table = {key: value for key, value in table_of(experiment).items() if key not in EXECUTION}
     options = method_named(experiment.method, experiment.options).options
-    return {**table, "options": json.loads(json.dumps(options, default=str))}
+    return {**table, "options": _plain(options)}
 
 
 def otherwise(content: Mapping[str, Any], current: Experiment) -> str:
@@ -68,8 +68,16 @@ def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of an experiment's table by name, with defaults in place of what it does not name."""
     whole = {**vars(Experiment()), **table}
     known = options_of(METHODS[whole["method"]])
-    options = {name: v for name, v in whole["options"].items() if name in known}
+    # A default is left unsaid: in a file a tuple is a list, which a method would take for another value.
+    options = {
+        name: v for name, v in whole["options"].items() if name in known and _plain(v) != _plain(known[name].default)
+    }
     whole["options"] = method_named(whole["method"], options).options
     flat = {name: v for name, v in whole.items() if not isinstance(v, Mapping)}
     flat |= {f"{name}.{k}": v for name, inner in whole.items() if isinstance(inner, Mapping) for k, v in inner.items()}
-    return json.loads(json.dumps(flat, default=str))
+    return _plain(flat)
+
+
+def _plain(value: Any) -> Any:
+    """As a file has it."""
+    return json.loads(json.dumps(value, default=str))
