@@ -43,6 +43,7 @@ METHODS: dict[str, dict[str, object]] = {
     "fedivon": {},
     "feddyn": {"rounds": 2, "options": {"test_draws": None}},
     "scaffold": {"rounds": 3, "clients": 5, "cohort": 2, "options": {"test_draws": None}},
+    "laplace": {"rounds": 4, "options": {"epochs": None}},
     "pfedbayes": {"rounds": 3, "personal_every": 1},
     "bpfed": {"rounds": 3},
     "fedper": {"rounds": 3},
@@ -73,7 +74,7 @@ def same(a: fb.Run, b: fb.Run, tolerance: float = 1e-9) -> None:
     ours, theirs = a.progress.state.broadcast, b.progress.state.broadcast
     assert ours.keys() == theirs.keys()
     for part in ours:
-        for field in ("mean", "scale", "values"):
+        for field in ("mean", "scale", "tril", "values"):
             if field in ours[part].__dataclass_fields__:
                 torch.testing.assert_close(
                     getattr(ours[part], field), getattr(theirs[part], field), rtol=tolerance, atol=tolerance
