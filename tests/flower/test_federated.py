@@ -16,7 +16,7 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.post import Answer
-from fedbayes.flower.wire import Letter
+from fedbayes.flower.wire import Letter, Refused, check_head, head_of
 from fedbayes.posterior.values import check
 from fedbayes.runs import journal
 from fedbayes.runs.folder import run as run_here
@@ -36,6 +36,8 @@ METHODS: dict[str, dict[str, object]] = {
     "feduab": {},
     "feduab, cohort": {"clients": 5, "cohort": 2, "dropout": 0.3, "rounds": 4},
     "feduab, validation": {"validation": 0.2},
+    "feduab, adapters": {"adapters": {"pattern": "1", "rank": 2}},
+    "pvi, adapters": {"adapters": {"pattern": "1", "rank": 2, "full": ["3.bias"]}},
     "fedvi": {"options": {"rule": "dwc", "weighting": "equal"}},
     "fedag": {"data": "flower_code:line", "options": {"noise": "heldout"}, "personal_every": 2},
     "pvi": {"rounds": 3, "options": {"damping": 0.3}},
@@ -410,3 +412,17 @@ def test_statistics_are_not_taken_again(tiny: Experiment, tmp_path: Path) -> Non
 def test_the_flower_engine_needs_flower_to_carry_it(tiny: Experiment, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="fedbayes run"):
         run_here(replace(tiny, engine="flower"), tmp_path)
+
+
+def test_only_what_is_trained_travels_and_another_body_is_refused(tiny: Experiment, tmp_path: Path) -> None:
+    x = replace(tiny, rounds=1, adapters={"pattern": "1", "rank": 2})
+    post = InProcess(carried(x))
+    done = federate(x, tmp_path / "run", post)
+    sizes = {kind: letter.size for kind, _, letter in post.asked}
+    trained = 2 * 8 * (6 * 2 + 6 * 3 + 3)  # mean and scale of B and of the last layer, in float64
+    assert sizes["train"] == trained
+    assert done.parts["model"].layout.names == ("1.lora_B", "3.weight", "3.bias")
+    with pytest.raises(
+        Refused, match=r"body is 'another', not '[0-9a-f]{16}': load the same frozen weights everywhere"
+    ):
+        check_head({**head_of(x, "l", "another")}, head_of(x, "l", done.task.program.model.body))

@@ -11,10 +11,11 @@ from fedbayes.cli.shared import app
 from fedbayes.errors import unknown
 from fedbayes.experiments.keys import FLOWER, GROUPS, Keys, Pretraining
 from fedbayes.federation.waiting import BufferOptions, DelayOptions
+from fedbayes.model.adapters import Adapters
 from fedbayes.options import Row, described
 
 EXPERIMENT, PRETRAIN = "experiment", "pretrain"
-TABLES = {PRETRAIN: Pretraining, "schedule_options": BufferOptions, "delay_options": DelayOptions}
+TABLES = {"adapters": Adapters, PRETRAIN: Pretraining, "schedule_options": BufferOptions, "delay_options": DelayOptions}
 
 
 @app.command()

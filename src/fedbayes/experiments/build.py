@@ -69,6 +69,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             precision=x.precision,
             likelihood=likelihood,
             frozen=x.frozen,
+            adapters=x.adapters,
             class_weights=x.class_weights,
             augment=x.augment,
             dropout=x.dropout,

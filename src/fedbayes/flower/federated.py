@@ -115,7 +115,7 @@ def federated(post: Post) -> Carrier:
             check_sizes(task.program.pooling.buckets, task.cohort)
         write_once(folder / TOKEN, secrets.token_hex(8))
         head = {
-            **head_of(experiment, layouts_of(task.program.initial)),
+            **head_of(experiment, layouts_of(task.program.initial), task.program.model.body),
             "run": (folder / TOKEN).read_text(encoding="utf-8"),
         }
         if not rolls:  # nodes are asked who they are once for all methods of a comparison

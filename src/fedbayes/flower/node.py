@@ -50,7 +50,7 @@ class Node:
         self.task = _task(here, client if keeps_apart(experiment) else 0)
         if not 0 <= client < len(self.task.clients):
             raise InputError(f"partition-id is {client}, but there are {len(self.task.clients)} clients, from 0 on")
-        self.head = head_of(experiment, layouts_of(self.task.program.initial))
+        self.head = head_of(experiment, layouts_of(self.task.program.initial), self.task.program.model.body)
 
     def reply(self, letter: Letter, **more: Any) -> Head:
         """The head of a reply: what the federation has in common, which letter it answers, and more."""

@@ -83,14 +83,18 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def head_of(experiment: Experiment, layouts: str) -> Head:
-    """What the letters of a federation have in common; a letter adds its round and what it is about."""
+def head_of(experiment: Experiment, layouts: str, body: str = "") -> Head:
+    """What the letters of a federation have in common; a letter adds its round and what it is about.
+
+    `body` is the hash of weights that nobody trains: they do not travel, each machine loads them.
+    """
     return {
         "format": FORMAT,
         "version": __version__,
         "method": experiment.method,
         "experiment": fingerprint(experiment),
         "layouts": layouts,
+        **({"body": body} if body else {}),
     }
 
 
@@ -100,6 +104,7 @@ MENDS = {
     "method": "use one experiment.toml everywhere",
     "experiment": "use one experiment.toml everywhere",
     "layouts": "use one network everywhere",
+    "body": "load the same frozen weights everywhere",
     "run": "it answers another run",
     "round": "it answers another round",
     "client": "it speaks for another client",

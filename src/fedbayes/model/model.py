@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -90,14 +92,17 @@ class Model:
         layouts = {part: layout for part, layout in layouts.items() if layout.names}
         if all(is_static(part) for part in layouts):
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
-        module = pools_first(copy.deepcopy(module)).requires_grad_(False).train()
+        # Weights that are never trained are held once: a body may be large.
+        held = {id(p): p for p in module.parameters() if not p.requires_grad}
+        module = pools_first(copy.deepcopy(module, held)).requires_grad_(False).train()
         still, dropping = shared_copy(module).eval(), shared_copy(module).eval()
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
         unusual = any(type(layer) not in PLAIN for layer in module.modules())
         convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
-        dtype = next(p.dtype for p in module.parameters())
         trained = {n for layout in layouts.values() for n in layout.names}
+        ordered = sorted(module.named_parameters(), key=lambda row: row[0] not in trained)
+        dtype = ordered[0][1].dtype  # of what is trained; a body may be in half precision
         constants = {n: p.detach() for n, p in module.named_parameters() if n not in trained}
         return cls(
             module,
@@ -156,6 +161,17 @@ class Model:
     def frozen_in(self, constants: Mapping[str, Any]) -> dict[str, Any]:
         """The frozen weights among a run's constants, to be handed to `weights` beside the vectors."""
         return {name: constants[name] for name in self.frozen if name in constants}
+
+    @cached_property
+    def body(self) -> str:
+        """A short hash of the frozen weights as their author gave them; empty where nothing is frozen."""
+        names = [n for weights in self.frozen.values() for n in weights if not n.endswith(DRAWN)]
+        digest = hashlib.blake2b(digest_size=8)
+        for name in names:
+            weight = self.module.get_parameter(name)
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest() if names else ""
 
     def weights(self, vectors: Mapping[str, Any]) -> dict[str, Tensor]:
         """Vectors of parts as named tensors; frozen weights are named already."""
@@ -256,6 +272,7 @@ def in_precision_of(module: nn.Module, x: Tensor) -> Tensor:
 
 
 FROZEN = "frozen"
+DRAWN = "lora_A"  # which has an address instead of an author; machines may differ in its last digit
 STATIC = ("buffers", "counters")  # parts that training does not differentiate, in any network
 
 

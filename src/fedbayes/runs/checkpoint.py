@@ -68,6 +68,7 @@ def write(
                 "config": to_toml(experiment),
                 **({} if private else {"rows": task.clients.train.digest}),
                 **({"accounts": _plain(progress.accounts), "line": line} if private else {}),
+                **({"body": task.program.model.body} if task.program.model.body else {}),
                 "round": progress.state.round,
                 "version": progress.state.version,
                 "broadcast": {**progress.state.broadcast, **progress.state.kept.as_parts()},
@@ -117,6 +118,8 @@ def read(path: Path, experiment: Experiment, task: Task, *, rows: str | None = N
     _check_config(path, experiment, then)
     if rows is not None and row.get("rows", rows) != rows:
         raise InputError(f"checkpoint {path} was trained on other rows of the clients; put it back from a copy")
+    if row.get("body", task.program.model.body) != task.program.model.body:
+        raise InputError(f"checkpoint {path} was trained over other frozen weights; load those that it began with")
     best = None if row["best"] is None else _best(row["best"])
     broadcast, beside = apart(row["broadcast"])
     for parts in (broadcast, *([] if best is None else [best.broadcast])):

@@ -7,6 +7,7 @@ import copy
 from torch import nn
 
 from fedbayes.errors import InputError
+from fedbayes.model.adapted import merge
 from fedbayes.model.order import PoolsFirst
 from fedbayes.model.predictive import draw_weights
 from fedbayes.posterior.values import Draws, Parts
@@ -14,7 +15,7 @@ from fedbayes.training.task import Task
 
 
 def module_of(task: Task, parts: Parts, draw: int | None = None) -> nn.Module:
-    """The network at the posterior's mean, or at one of its draws, with its buffers, on the CPU."""
+    """The network at the posterior's mean or at one of its draws, with its buffers, on the CPU; adapters are merged."""
     model = task.program.model
     if not task.program.prediction.whole and not any(part in parts for part in model.layouts):
         raise InputError("this method has no global model, only personal ones: use run.personal(client).module()")
@@ -35,4 +36,4 @@ def module_of(task: Task, parts: Parts, draw: int | None = None) -> nn.Module:
             layer.__class__ = nn.Sequential  # type: ignore[assignment]  # as the user wrote it
     weights = {n: t.cpu() for n, t in model.weights(vectors).items() if not n.startswith("likelihood.")}
     network.load_state_dict(weights, strict=False)
-    return network.requires_grad_(True).eval()
+    return merge(network).requires_grad_(True).eval()

@@ -24,8 +24,10 @@ from fedbayes.federation.program import Stage, Store
 from fedbayes.federation.round import at_home, cohort_size, gathering
 from fedbayes.federation.schedule import poisson
 from fedbayes.methods import METHODS, Method, Setting, method_named
+from fedbayes.model.adapted import adapt
+from fedbayes.model.adapters import Adapters
 from fedbayes.model.likelihood import Likelihood, likelihood_for
-from fedbayes.options import options_of
+from fedbayes.options import options_of, record_of
 from fedbayes.posterior.values import Posterior
 from fedbayes.training.attacked import attacked
 from fedbayes.training.callbacks import callbacks_of
@@ -88,6 +90,7 @@ def prepare(
     precision: str = "float32",
     likelihood: Likelihood | str | None = None,
     frozen: tuple[str, ...] = (),
+    adapters: Mapping[str, Any] | None = None,
     class_weights: str | Sequence[float] | None = None,
     augment: str | None = None,
     dropout: float = 0.0,
@@ -131,6 +134,7 @@ def prepare(
         class_weights = tuple(class_weights)
     method = default_method(clients.data) if method is None else method
     rounds = default_rounds(clients.data) if rounds is None else rounds
+    adapters = dict(adapters or {})
     schedule_options, delay_options = dict(schedule_options or {}), dict(delay_options or {})
     arguments = locals()
     for group in (Training, Scheduling, Bounding, Privacy, Judging):
@@ -157,8 +161,11 @@ def prepare(
         likelihood = default_likelihood(data) if likelihood is None else likelihood_for(data, likelihood)
     network = network_for(network, data, likelihood, seed)
     likelihood = with_class_weights(likelihood, class_weights, data, where)
+    network = copy.deepcopy(network)
+    if adapters:
+        adapt(network, record_of(Adapters, adapters, "adapters"))
     setting = Setting(
-        copy.deepcopy(network).to(where),
+        network.to(where),
         likelihood if likelihood.on is None else likelihood.on(where),
         data.x[:1].to(where),
         frozen,

@@ -303,6 +303,7 @@ def fit(
     precision: str = "float32",
     likelihood: Likelihood | str | None = None,
     frozen: tuple[str, ...] = (),
+    adapters: Mapping[str, Any] | None = None,
     class_weights: str | Sequence[float] | None = None,
     augment: str | None = None,
     dropout: float = 0.0,
@@ -351,7 +352,8 @@ def fit(
     - `engine`: "auto", "loop" or "stacked"; `compile`: "auto", "off", "on" or "graph"; `at_once`: clients trained side
       by side
     - `likelihood`: of the targets, or its name; by their kind by default
-    - `frozen`: patterns of weights that are not trained
+    - `frozen`: patterns of weights that are not trained; `adapters`: low-rank changes of a frozen network's layers,
+      such as `{"pattern": "layer*", "rank": 8}`: only they and the last layer are trained
     - `class_weights`: how much a row counts in training by its class: "balanced", or a number for each
     - `augment`: of images, by name; `dropout`: the share of a cohort that drops out of a round, at random
     - `schedule`: "synchronous", or "buffered": `cohort` clients are on their way, and a round is closed on the first

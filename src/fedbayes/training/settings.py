@@ -118,6 +118,12 @@ class Training:
     at_once: int | None = option("clients trained side by side; by default as many as fit", at_least_one, default=None)
     precision: str = option("of the numbers in training", name_in(PRECISIONS), default="float32")
     frozen: tuple[str, ...] = option("patterns of weights that are not trained", patterns, default=())
+    adapters: Mapping[str, Any] = option(
+        "low-rank changes of a frozen network's layers, such as {pattern = 'layer*', rank = 8}: only they and the last "
+        "layer are trained",
+        subtable,
+        factory=dict,
+    )
     class_weights: str | tuple[float, ...] | None = option(
         "how much a row counts in training by its class: `balanced`, or a number for each; by default all the same",
         Check("balanced, or a list of positive numbers", _names_weights),

@@ -1,0 +1,152 @@
+"""A network with low-rank adapters (Hu et al., 2022) of which one factor is learned (FFA-LoRA; Sun et al., 2024).
+
+The body is frozen and A is drawn once, so that outputs are linear in each layer's B: averaging, pooling and multiplying
+posteriors over B are what they would be over B A. Averages of B and of A are not, for a mean of products is no product
+of means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbayes.errors import InputError
+from fedbayes.model.adapted_layers import (
+    EMBEDDING,
+    A,
+    AdaptedAttention,
+    B,
+    Kind,
+    _add,
+    fan_in,
+    give,
+    kind_of,
+    trained_dtype,
+)
+from fedbayes.model.adapters import Adapters
+from fedbayes.model.classifier import last_layer
+from fedbayes.noise import normals
+from fedbayes.posterior.layout import matches
+
+
+def adapt(network: nn.Module, adapters: Adapters) -> nn.Module:
+    """Give the network's layers adapters, in place: all that is trained are B and what `full` names."""
+    full = (last_layer(network),) if adapters.full is None else adapters.full
+    weights = dict(network.named_parameters())
+    _refuse_strays("full", full, weights)
+    trained = {n for n, p in weights.items() if matches(n, full) and p.requires_grad}
+    layers = _layers(network, adapters, trained) if adapters.rank else {}
+    if not layers and not trained:
+        raise InputError("adapters: nothing is left to train; raise rank, or name weights in full")
+    for name, weight in weights.items():
+        if name in trained:
+            weight.data = weight.data.to(trained_dtype(weight.dtype))
+        weight.requires_grad_(name in trained)
+    for name, layer in network.named_modules():
+        _freeze_buffers(name, layer, full)
+    for name, (layer, kind) in layers.items():
+        give(layer, kind, _drawn(name, layer, kind, adapters), train_a=adapters.both)
+    for layer in network.modules():
+        if isinstance(layer, nn.MultiheadAttention) and (hasattr(layer, B) or hasattr(layer.out_proj, B)):
+            layer.__class__ = AdaptedAttention
+            layer.register_forward_hook(_nothing)  # PyTorch's fast path of an encoder layer would read weights alone
+    return network
+
+
+def _layers(network: nn.Module, adapters: Adapters, trained: set[str]) -> dict[str, tuple[nn.Module, Kind]]:
+    """The layers that the patterns name and that are not trained in full, with how each is adapted."""
+    layers: dict[str, tuple[nn.Module, Kind]] = {}
+    for name, layer in network.named_modules():
+        if matches(name, adapters.patterns) and (kind := kind_of(name, layer)) is not None:
+            if f"{name}.{kind.weight}".removeprefix(".") in trained:
+                continue
+            if hasattr(layer, A):
+                raise InputError(f"adapters: layer {name} has a {A} already; give the network without adapters")
+            layers[name] = layer, kind
+    for pattern in adapters.patterns:
+        if not any(matches(name, [pattern]) for name in layers):
+            known = [n for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
+            raise InputError(
+                f"adapters: no layer that can be adapted matches {pattern!r}; there are {', '.join(known[:8])}, ..."
+            )
+    return layers
+
+
+def _drawn(name: str, layer: nn.Module, kind: Kind, adapters: Adapters) -> Tensor:
+    """A by its address: layers of one name and shape have the same on every machine."""
+    shape, _ = kind.shapes(layer, adapters.rank)
+    values = normals(math.prod(shape), adapters.seed, "adapters", name).reshape(shape)
+    if kind is EMBEDDING and layer.padding_idx is not None:
+        values[:, layer.padding_idx] = 0  # type: ignore[index]
+    return values * (adapters.scale / math.sqrt(fan_in(shape, kind)))
+
+
+class StillNorm(nn.Module):
+    """BatchNorm by its stored statistics, in training too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)  # type: ignore[arg-type]
+
+
+def _freeze_buffers(name: str, layer: Any, full: tuple[str, ...]) -> None:
+    """A frozen layer's buffers are constants like its weights: neither pooled nor sent. Its statistics stand still."""
+    own = [key for key, buffer in layer._buffers.items() if buffer is not None]
+    if not own or any(matches(f"{name}.{key}".removeprefix("."), full) for key in (*layer._parameters, *own)):
+        return
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        layer.__dict__["moving"] = type(layer)
+        layer.__class__ = StillNorm  # type: ignore[assignment]
+    layer.held = tuple(own)
+    for key in own:
+        layer.register_parameter(key, nn.Parameter(layer._buffers.pop(key), requires_grad=False))
+
+
+def _nothing(layer: nn.Module, inputs: Any, output: Any) -> None:
+    """A hook that changes nothing."""
+
+
+def is_adapted(network: nn.Module) -> bool:
+    return any(True for _ in _adapted(network))
+
+
+def _adapted(network: nn.Module) -> Iterator[tuple[str, Any, Kind]]:
+    for name, layer in network.named_modules():
+        if B in layer._parameters:
+            kind = kind_of(name, layer)
+            assert kind is not None
+            yield name, layer, kind
+
+
+@torch.no_grad()
+def merge(network: nn.Module) -> nn.Module:
+    """The network as its author wrote it, in place: B A is added to the weights, and adapters are gone."""
+    for _, layer, kind in list(_adapted(network)):
+        weight = getattr(layer, kind.weight)
+        change = kind.delta(layer, layer.lora_A, layer.lora_B)
+        # A parameter of its own: one that is tied to another layer's would change that layer too.
+        setattr(layer, kind.weight, nn.Parameter((weight.to(change.dtype) + change).to(weight.dtype)))
+        del layer.lora_A, layer.lora_B
+    for layer in network.modules():
+        for hooks in (layer._forward_hooks,):
+            for key in [key for key, hook in hooks.items() if hook in (_add, _nothing)]:
+                del hooks[key]
+        if isinstance(layer, AdaptedAttention):
+            layer.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
+        for key in layer.__dict__.pop("held", ()):
+            layer._buffers[key] = layer._parameters.pop(key).data  # type: ignore[union-attr]
+        if isinstance(layer, StillNorm):
+            layer.__class__ = layer.__dict__.pop("moving")
+    return network
+
+
+def _refuse_strays(what: str, patterns: tuple[str, ...], weights: Mapping[str, Tensor]) -> None:
+    for pattern in patterns:
+        if not any(matches(name, [pattern]) for name in weights):
+            raise InputError(
+                f"adapters: {what}: no weight matches {pattern!r}; there are {', '.join(list(weights)[:8])}, ..."
+            )
