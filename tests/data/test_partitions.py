@@ -293,3 +293,23 @@ def test_a_table_of_many_rows_is_a_file_that_is_mapped(monkeypatch):
         assert any(
             f"{mapped.flat.data_ptr():x}-" in line and "deleted" in line for line in maps.read_text().split("\n")
         )
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="needs Linux's account of mapped pages")
+def test_pages_of_a_mapped_table_are_let_go():
+    clients = 300_000
+    table = Ragged.of_sizes(np.arange(4 * clients), np.full(clients, 4))
+
+    def resident() -> int:
+        lines = Path("/proc/self/smaps").read_text().split("\n")
+        start = next(i for i, line in enumerate(lines) if line.startswith(f"{table.flat.data_ptr():x}-"))
+        return next(int(line.split()[1]) * 1024 for line in lines[start:] if line.startswith("Rss:"))
+
+    chosen = np.random.default_rng(0).integers(0, clients, 2_000).tolist()
+    rows = [table[k] for k in chosen]  # rows that were let go are still there
+    assert resident() < 0.2 * table.flat.nbytes
+    assert [r.tolist() for r in rows] == [[4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in chosen]
+    assert int(table.flat.sum()) == 4 * clients * (4 * clients - 1) // 2
+    assert resident() >= table.flat.nbytes
+    assert table.sizes.tolist() == [4] * clients
+    assert resident() < 0.2 * table.flat.nbytes

@@ -1,25 +1,50 @@
 """Row numbers of unequal lists, held as one flat vector and its cuts."""
 
 import hashlib
+import mmap
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-MANY = 1 << 20  # a table of at least this many entries lies in a file
+MANY = 1 << 19  # a table of at least this many entries lies in a file
+READS = 16  # lists of a table in a file that are read before its pages are let go
 
 
-def _held(entries: np.ndarray) -> Tensor:
-    """Entries as a tensor; many entries lie in a mapped file, of which only what clients have read is in memory."""
-    if len(entries) < MANY:
-        return torch.from_numpy(entries)
-    with tempfile.NamedTemporaryFile() as file:  # its name goes here, its content with the tensor
-        entries.tofile(file)
-        file.flush()
-        return torch.from_file(file.name, size=len(entries), dtype=torch.int64)
+class Pages:
+    """The mapped files of a table: of very many clients only what was read last is in memory."""
+
+    def __init__(self) -> None:
+        self.files: list[mmap.mmap] = []
+        self.reads = 0
+
+    def __reduce__(self) -> tuple[type["Pages"], tuple[()]]:
+        return Pages, ()  # a copy of the table has its entries in memory
+
+    def tensor(self, entries: np.ndarray) -> Tensor:
+        """Entries as a tensor, in a file where there are many."""
+        if len(entries) < MANY:
+            return torch.from_numpy(entries)
+        with tempfile.TemporaryFile() as file:  # without a name; it goes with the tensor
+            entries.tofile(file)
+            file.flush()
+            self.files.append(mmap.mmap(file.fileno(), 0))
+        return torch.frombuffer(self.files[-1], dtype=torch.int64)
+
+    def read(self) -> None:
+        """Count a list that is read."""
+        self.reads += 1
+        if self.reads % READS == 0:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Take the pages out of this process's memory; what is read again is in the system's cache."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            for file in self.files:
+                file.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,11 +53,12 @@ class Ragged:
 
     flat: Tensor
     offsets: Tensor
+    pages: Pages = field(default_factory=Pages, repr=False)
 
     @classmethod
     def of_sizes(cls, flat: np.ndarray, sizes: np.ndarray) -> "Ragged":
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return cls(_held(np.ascontiguousarray(flat, np.int64)), _held(offsets))
+        offsets, pages = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), Pages()
+        return cls(pages.tensor(np.ascontiguousarray(flat, np.int64)), pages.tensor(offsets), pages)
 
     @classmethod
     def of_lists(cls, lists: Sequence[Sequence[int] | np.ndarray | Tensor]) -> "Ragged":
@@ -47,6 +73,7 @@ class Ragged:
         if not -len(self) <= k < len(self):
             raise IndexError(f"client {k} of {len(self)}")
         k %= len(self)
+        self.pages.read()
         return self.flat[self.offsets[k] : self.offsets[k + 1]]
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -54,7 +81,9 @@ class Ragged:
 
     @property
     def sizes(self) -> Tensor:
-        return self.offsets.diff()
+        sizes = self.offsets.diff()
+        self.pages.let_go()
+        return sizes
 
     @property
     def digest(self) -> str:

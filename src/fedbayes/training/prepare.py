@@ -184,7 +184,7 @@ def prepare(
     try_network(setting, clients)
     bounds = Bounds(cap_precision or None, clip_change, clip_quantile, cap_rows)
     program = with_stages(with_bounds(method.build(setting), bounds), stages)
-    program, privacy = with_privacy(program, wanted, clients.sizes.tolist(), size, rounds, cap_rows)
+    program, privacy = with_privacy(program, wanted, clients.sizes, size, rounds, cap_rows)
     if init is not None:
         program = program._replace(initial=initial_of(program, starting_parts(program, init), where))
     check_streaming(program)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedbayes.clients.client import Phase
 from fedbayes.clients.private_rows import ROW_BATCH, ROW_CLIP, ROW_NOISE
@@ -139,7 +140,7 @@ def _worst(rates: Mapping[str, float], uses: Mapping[str, int], accounts: Accoun
 
 
 def with_privacy(
-    program: Program, options: Privacy, sizes: Sequence[int], cohort: int, rounds: int, rows: float | None
+    program: Program, options: Privacy, sizes: Tensor, cohort: int, rounds: int, rows: float | None
 ) -> tuple[Program, PrivateRun | None]:
     """The program whose rounds, or whose clients' steps, are private as the options ask; and how the run is so."""
     if options.private is None:
@@ -159,7 +160,8 @@ def with_privacy(
         )
     if program.prediction.noise in BY_MEMBERS:
         raise InputError("private: the noise of this regression is judged on clients' rows; set noise = 'likelihood'")
-    run = private_run(options, {str(k): _steps(n, phases[0]) for k, n in enumerate(sizes)}, rounds, SHARE / max(sizes))
+    steps = {str(k): _steps(n, phases[0]) for k, n in enumerate(sizes.tolist())}
+    run = private_run(options, steps, rounds, SHARE / int(sizes.max()))
     own, batch = program.options, phases[0].batch
     told = {ROW_CLIP: run.clip, ROW_NOISE: run.noise, ROW_BATCH: float(batch)}
     return program._replace(options=lambda number: {**own(number), **told}), run
