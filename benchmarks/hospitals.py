@@ -1,9 +1,9 @@
 """Four hospitals with heart disease: posteriors against pooled ones, and our best method against pooled regression.
 
-`python benchmarks/hospitals.py choice exact splits` (needs FEDBAYES_DATA, or downloads). Rows and splits are
-FLamby's: 740 patients, 13 columns, a third of each hospital for the test. What is called best was chosen by `choice`,
-on a fifth of the training rows of FLamby's own split; the test of `splits` was named before it was run: a two-sided
-Wilcoxon signed-rank test of the differences to pooled logistic regression, over 100 random splits.
+`python benchmarks/hospitals.py choice exact splits sets --jobs 2` (needs FEDBAYES_DATA, or downloads). Rows and splits
+are FLamby's: 740 patients, 13 columns, a third of each hospital for the test. Which of our candidates is best is chosen
+for each split on a fifth of its training rows, drawn anew several times; the test of `splits` was named before it was
+run: a two-sided Wilcoxon signed-rank test of the differences to pooled logistic regression, over 100 random splits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ import json
 import platform
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +32,15 @@ from torch import nn
 import fedbayes as fb
 from fedbayes.data import Clients, Dataset
 from fedbayes.data.natural import heart_disease
+from fedbayes.evaluate.calibration import Held
 from fedbayes.files import write_atomically
+from fedbayes.model.predictive import joined
+from fedbayes.networks.papers import network_named
 from fedbayes.papers.cells import commit
 from fedbayes.papers.league import in_sets
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "hospitals.json"
-SPLITS, INNER, SEEDS, BINS, SURE = 100, 10, 5, 10, 0.9
+SPLITS, INNER, INNER_OF_SPLITS, SEEDS, BINS, SURE = 100, 10, 3, 5, 10, 0.9
 LABELS = np.array(["healthy", "ill"], object)
 
 
@@ -61,45 +68,40 @@ def hospitals(data: Dataset, site_effects: bool) -> Clients:
 # ---- what is compared: each gives the chance of disease on the test rows ----
 
 
-def ours(network: str, method: Any, rounds: int) -> Callable[[Dataset, int], np.ndarray]:
-    def chances(data: Dataset, seed: int) -> np.ndarray:
-        clients = hospitals(data, network == "by_site")
-        run = fb.fit(network, clients, method=method, rounds=rounds, seed=seed, evaluate_every=rounds)
-        return run.predict(clients.data.test_x).probs[:, 1].double().numpy()
-
-    return chances
-
-
-def plain(data: Dataset, seed: int) -> np.ndarray:
-    return _pooled(data, site_effects=False)
+def trained(network: str, data: Dataset, seed: int = 0) -> tuple[fb.Run, Clients]:
+    """A linear model by `laplace`, whose prior is chosen by the evidence."""
+    clients = hospitals(data, network != LINEAR)
+    shape, sites = clients.data.seen_shape, {} if network == LINEAR else {"sites": len(data.owner_names)}
+    options = {"slopes": False} if network == SHIFTS else {}
+    net = network_named(LINEAR if network == LINEAR else "by_site", shape, 2, seed=seed, **sites, **options)
+    return fb.fit(net, clients, method=fb.methods.laplace(), rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS), clients
 
 
-def with_sites(data: Dataset, seed: int) -> np.ndarray:
-    return _pooled(data, site_effects=True)
+def chances(data: Dataset, seed: int = 0) -> dict[str, np.ndarray]:
+    """Chances of disease by each of ours: the three networks, and the mean of their predictions."""
+    each = {}
+    for network in (LINEAR, SHIFTS, SLOPES):
+        run, clients = trained(network, data, seed)
+        each[network] = run.predict(clients.data.test_x).probs[:, 1].double().numpy()
+    return {**each, MEAN: np.mean(list(each.values()), 0)}
 
 
-def _pooled(data: Dataset, site_effects: bool) -> np.ndarray:
+def pooled(data: Dataset) -> dict[str, np.ndarray]:
     """Scikit-learn's logistic regression, as it comes, on all rows in one place and the same columns."""
-    clients = hospitals(data, site_effects)
-    x, test_x = (clients.data.prepare(rows).numpy() for rows in (clients.data.x, clients.data.test_x))
-    model = LogisticRegression(max_iter=2000).fit(x, clients.data.y.numpy())
-    chances: np.ndarray = model.predict_proba(test_x)[:, 1]
-    return chances
+    each = {}
+    for name, site_effects in ((POOLED, False), (POOLED_SITES, True)):
+        clients = hospitals(data, site_effects)
+        x, test_x = (clients.data.prepare(rows).numpy() for rows in (clients.data.x, clients.data.test_x))
+        model = LogisticRegression(max_iter=2000).fit(x, clients.data.y.numpy())
+        each[name] = model.predict_proba(test_x)[:, 1]
+    return each
 
 
-def laplace(**options: Any) -> Any:
-    return fb.methods.laplace(**options)
-
-
-BEST = "laplace, by_site, evidence"
+ROUNDS = 10
+LINEAR, SHIFTS, SLOPES, MEAN = "linear", "by_site, shifts alone", "by_site", "mean of the three"
+OURS = (LINEAR, SHIFTS, SLOPES, MEAN)
 POOLED, POOLED_SITES = "pooled logistic regression", "pooled logistic regression, hospital as a column"
-COMPARED: dict[str, Callable[[Dataset, int], np.ndarray]] = {
-    POOLED: plain,
-    POOLED_SITES: with_sites,
-    "laplace, linear, evidence": ours("linear", laplace(), 10),
-    "laplace, by_site, fixed prior": ours("by_site", laplace(prior="fixed"), 6),
-    BEST: ours("by_site", laplace(), 10),
-}
+CHOSEN = "chosen on training rows"
 
 
 def scores(p: np.ndarray, y: np.ndarray, owner: np.ndarray, names: Sequence[str]) -> dict[str, float]:
@@ -116,10 +118,10 @@ def scores(p: np.ndarray, y: np.ndarray, owner: np.ndarray, names: Sequence[str]
     return table
 
 
-def judged(name: str, data: Dataset, seed: int = 0) -> dict[str, float]:
+def judged(p: Mapping[str, np.ndarray], data: Dataset) -> dict[str, dict[str, float]]:
     assert data.test_owner is not None
-    p = COMPARED[name](data, seed)
-    return scores(p, data.test_y.numpy(), data.test_owner.numpy(), data.owner_names)
+    truth = data.test_y.numpy(), data.test_owner.numpy(), data.owner_names
+    return {name: scores(each, *truth) for name, each in p.items()}
 
 
 def summary(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
@@ -133,40 +135,113 @@ def summary(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
 # ---- the parts ----
 
 
-def choice() -> dict[str, Any]:
-    """All candidates on a fifth of the training rows of FLamby's split, drawn anew 10 times; test rows are not read."""
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in COMPARED}
-    for inner in range(INNER):
-        data = heart_disease(standardise="none", inner=inner)
-        for name in COMPARED:
-            rows[name].append(judged(name, data))
-    figures = {name: summary(each) for name, each in rows.items()}
-    candidates = [name for name in COMPARED if name not in (POOLED, POOLED_SITES)]
-    return {**figures, "least NLL": min(candidates, key=lambda name: figures[name]["nll"]["mean"])}
+def inner_nll(split: int | None, draws: int) -> dict[str, float]:
+    """Mean NLL of all candidates on a fifth of a split's training rows, drawn anew so often; test rows are not read."""
+    rows = []
+    for inner in range(draws):
+        data = heart_disease(standardise="none", split=split, inner=inner)
+        rows.append(judged({**chances(data), **pooled(data)}, data))
+    return {name: float(np.mean([row[name]["nll"] for row in rows])) for name in rows[0]}
 
 
-def splits() -> dict[str, Any]:
+def best(nll: Mapping[str, float]) -> str:
+    """The candidate of ours that has the least."""
+    return min(OURS, key=nll.__getitem__)
+
+
+def choice(jobs: int) -> dict[str, Any]:
+    """All candidates on training rows of FLamby's split."""
+    nll = inner_nll(None, INNER)
+    return {"NLL": nll, "chosen": best(nll)}
+
+
+def one_split(split: int) -> dict[str, Any]:
+    """Scores of a random split, and what was chosen on its training rows."""
+    torch.set_num_threads(1)
+    data = heart_disease(standardise="none", split=split)
+    rows: dict[str, Any] = judged({**chances(data), **pooled(data)}, data)
+    name = best(inner_nll(split, INNER_OF_SPLITS))
+    return {**rows, CHOSEN: rows[name], "name": name}
+
+
+def splits(jobs: int) -> dict[str, Any]:
     """FLamby's split with 5 seeds, and 100 random ones with paired tests against pooled logistic regression."""
     given = heart_disease(standardise="none")
-    figures: dict[str, Any] = {"FLamby's split": {}, "random splits": {}, "differences": {}}
-    for name in COMPARED:
-        seeds = range(SEEDS) if name not in (POOLED, POOLED_SITES) else (0,)  # these draw nothing
-        figures["FLamby's split"][name] = summary([judged(name, given, seed) for seed in seeds])
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in COMPARED}
-    for split in range(SPLITS):
-        data = heart_disease(standardise="none", split=split)
-        for name in COMPARED:
-            rows[name].append(judged(name, data))
-        if split % 10 == 9:
-            print(split + 1, {n: round(float(np.mean([r["nll"] for r in rows[n]])), 4) for n in rows}, flush=True)
-    figures["random splits"] = {name: summary(each) for name, each in rows.items()}
-    for base in (POOLED, POOLED_SITES):
-        for name in (BEST, "laplace, linear, evidence"):
-            figures["differences"][f"{name}, less {base}"] = {
-                score: _paired([r[score] for r in rows[name]], [r[score] for r in rows[base]])
+    seeds = [judged(chances(given, seed), given) for seed in range(SEEDS)]
+    flamby = {name: summary([row[name] for row in seeds]) for name in OURS}
+    flamby |= {name: summary([row]) for name, row in judged(pooled(given), given).items()}  # these draw nothing
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        rows = list(pool.map(one_split, range(SPLITS)))
+    names = [*OURS, CHOSEN, POOLED, POOLED_SITES]
+    return {
+        "FLamby's split": flamby,
+        "random splits": {name: summary([row[name] for row in rows]) for name in names},
+        "chosen, times": dict(Counter(row["name"] for row in rows)),
+        "differences": {
+            f"{name}, less {base}": {
+                score: _paired([row[name][score] for row in rows], [row[base][score] for row in rows])
                 for score in ("nll", "ece", "accuracy")
             }
-    return figures
+            for base in (POOLED, POOLED_SITES)
+            for name in (*OURS, CHOSEN)
+        },
+    }
+
+
+FOLDS, WAYS = 5, ("own", "blended", "label_shift", "pooled")
+
+
+def covered(split: int) -> dict[str, dict[str, float]]:
+    """Coverage and size of 90 % sets at each hospital: of the likeliest classes, and conformal ones in several ways.
+
+    Conformal thresholds are from training rows: each row is predicted by a model that was trained on the other folds.
+    """
+    torch.set_num_threads(1)
+    data = heart_disease(standardise="none", split=split)
+    run, clients = trained(SLOPES, data)
+    assert data.owner is not None
+    fold = torch.zeros(len(data.y), dtype=torch.int64)
+    for k in range(data.owners):
+        own = (data.owner == k).nonzero().flatten()
+        fold[own[torch.randperm(len(own), generator=torch.Generator().manual_seed(split))]] = torch.arange(len(own))
+    fold = fold % FOLDS
+    pieces, order = [], []
+    for f in range(FOLDS):
+        at = fold == f
+        held = {"test_x": data.x[at], "test_y": data.y[at], "test_owner": data.owner[at]}
+        other = replace(data, x=data.x[~at], y=data.y[~at], owner=data.owner[~at], **held)
+        of_fold, folded = trained(SLOPES, other)
+        pieces.append(of_fold.predict(folded.data.test_x).cpu())
+        order.append(at.nonzero().flatten())
+    rows = torch.cat(order)
+    p, y, owner = joined(pieces), data.y[rows], data.owner[rows]
+    homes = [(owner == k).nonzero().flatten() for k in range(data.owners)]
+    tested = run.predict(clients.data.test_x).cpu()
+    test_homes = [(data.test_owner == k).nonzero().flatten() for k in range(data.owners)]
+    seen = Held(p, y, homes, tested, data.test_y, test_homes, "training rows, by folds")
+    table: dict[str, dict[str, float]] = {"likeliest": {}}
+    promises = {way: fb.conformal.fit(run, SURE, way=way, held=seen) for way in WAYS}
+    for k, name in enumerate(data.owner_names):
+        at = test_homes[k]
+        truth, probs = data.test_y[at], tested.probs[at]
+        alone = probs.max(1).values >= SURE
+        table["likeliest"] |= {
+            f"coverage, {name}": float(in_sets(probs, truth, SURE).double().mean()),
+            f"size, {name}": float((2.0 - alone.double()).mean()),
+        }
+        for way, promise in promises.items():
+            sets = promise.sets(tested.at(at), site=name)
+            hit = sets.gather(1, truth[:, None]).double().mean()
+            table.setdefault(way, {})
+            table[way] |= {f"coverage, {name}": float(hit), f"size, {name}": float(sets.double().sum(1).mean())}
+    return table
+
+
+def sets(jobs: int) -> dict[str, Any]:
+    """Sets of `by_site` at each hospital over 100 random splits."""
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        rows = list(pool.map(covered, range(SPLITS)))
+    return {way: summary([row[way] for row in rows]) for way in rows[0]}
 
 
 def _paired(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
@@ -180,7 +255,7 @@ def _paired(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
     }
 
 
-def exact() -> dict[str, Any]:
+def exact(jobs: int) -> dict[str, Any]:
     """Posteriors of all training rows of FLamby's split: across hospitals, and in one place by other code."""
     width = 0.5
     clients = hospitals(heart_disease(standardise="none"), False)
@@ -191,7 +266,7 @@ def exact() -> dict[str, Any]:
     def in_order(vector: np.ndarray) -> np.ndarray:
         return np.column_stack([vector[: 2 * columns].reshape(2, columns), vector[2 * columns :]])
 
-    q: Any = fb.fit("linear", clients, method=laplace(prior="fixed", prior_scale=width), rounds=8).posterior
+    q: Any = fb.fit("linear", clients, method=fb.methods.laplace(prior="fixed", prior_scale=width), rounds=8).posterior
     w, covariance = _newton(x, y, width)
     apart = np.array([in_order(row)[1] - in_order(row)[0] for row in np.eye(len(q.mean))]).T
     found = {"prior": width, "rows": len(y), "weights": len(q.mean)}
@@ -239,23 +314,26 @@ def _mean_field(x: np.ndarray, y: np.ndarray, width: float) -> tuple[np.ndarray,
     return np.array([-mean, mean]), np.sqrt(np.array([variance, variance]))
 
 
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {"choice": choice, "exact": exact, "splits": splits}
+PARTS: dict[str, Callable[[int], dict[str, Any]]] = {"choice": choice, "exact": exact, "splits": splits, "sets": sets}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=list(PARTS))
-    for name in parser.parse_args().parts:
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="the file that figures are added to")
+    asked = parser.parse_args()
+    for name in asked.parts:
         start = time.perf_counter()
-        figures = PARTS[name]()
+        figures = PARTS[name](asked.jobs)
         about = {
             "machine": f"{platform.machine()}, cpu",
             "date": datetime.now(UTC).date().isoformat(),
             "commit": commit(),
             "seconds": round(time.perf_counter() - start, 1),
         }
-        kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-        write_atomically(RESULTS, json.dumps({**kept, name: {**about, **figures}}, indent=1) + "\n")
+        kept = json.loads(asked.output.read_text()) if asked.output.is_file() else {}
+        write_atomically(asked.output, json.dumps({**kept, name: {**about, **figures}}, indent=1) + "\n")
         print(name, json.dumps(figures)[:1500], flush=True)
 
 

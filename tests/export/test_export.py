@@ -77,6 +77,9 @@ CASES = {
     "units of inputs and targets": lambda: fitted(table_network(), fb.data.load("diabetes")),
     "a learned noise": lambda: fitted(table_network(), fb.data.load("diabetes"), likelihood=normal(learn=True)),
     "a point": lambda: fitted(Norms(), images(), "fedavg"),
+    "a full covariance": lambda: fitted(
+        nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), images(torch.float32), "laplace"
+    ),
     "networks and their noise": lambda: fitted(table_network(), fb.data.load("diabetes"), "fedag"),
 }
 

@@ -12,6 +12,7 @@ import torch
 from in_process import InProcess, Spoil
 
 import fedbayes as fb
+from fedbayes.data import Clients
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower.federated import carried, run
@@ -119,6 +120,30 @@ def test_fewer_bytes_give_nearly_the_same_posterior(tiny: Experiment, tmp_path: 
     share = {"float32": 0.5, "float16": 0.25, "bfloat16": 0.25}[dtype]  # the network is held in float64
     for key in ("bytes_down", "bytes_up"):
         assert far.journal[-1][key] == share * near.journal[-1][key]
+
+
+def sites_of_tables() -> Clients:
+    """Three tables whose network is in float32, as tables' are."""
+    random = np.random.default_rng(0)
+    tables = {}
+    for name in "abc":
+        x = random.normal(size=(30, 2))
+        tables[name] = {"u": x[:, 0], "v": x[:, 1], "ill": np.where(x @ [1, -2] + random.normal(size=30) > 0, "y", "n")}
+    return fb.data.from_tables(tables, "ill", site_effects=True)
+
+
+def test_whole_covariances_travel_in_full(tiny: Experiment, tmp_path: Path) -> None:
+    """In float64 from a network in float32, in float32 where that is asked for, and not in half precision."""
+    x = replace(tiny, data="test_federated:sites_of_tables", network="by_site", method="laplace", options={}, rounds=4)
+    near = alone(x, tmp_path / "near")
+    assert near.posterior.mean.dtype == torch.float32
+    far = federate(x, tmp_path / "far")
+    same(far, near, 1e-5)
+    assert far.journal[-1]["bytes_up"] == near.journal[-1]["bytes_up"] == 2 * far.journal[-1]["bytes_down"]
+    same(federate(replace(x, flower={**x.flower, "dtype": "float32"}), tmp_path / "single"), near, 1e-4)
+    for dtype in ("float16", "bfloat16"):
+        with pytest.raises(InputError, match=f"laplace adds inverses .* {dtype} leaves too few.*set dtype = 'float32'"):
+            federate(replace(x, flower={**x.flower, "dtype": dtype}), tmp_path / dtype)
 
 
 def _with(letter: Answer, *, head: dict | None = None, **arrays: np.ndarray) -> Letter:

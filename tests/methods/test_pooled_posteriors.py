@@ -10,6 +10,7 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.errors import InputError
+from fedbayes.networks.papers import network_named
 
 WIDTH = 0.8  # of the prior
 
@@ -138,6 +139,23 @@ def test_each_site_deviates_from_what_is_common():
     alone = fb.fit("linear", clients, method="laplace", rounds=8, evaluate_every=8).scores()
     apart = fb.fit("by_site", clients, method="laplace", rounds=8, evaluate_every=8).scores()
     assert apart["nll"] < 0.7 * alone["nll"]
+
+
+def test_shifts_alone_are_a_regression_with_the_sites_as_columns():
+    random = np.random.default_rng(2)
+    tables = {}
+    for name, shift in (("aachen", 2.0), ("basel", -2.0)):
+        a = random.normal(size=50)
+        ill = random.random(50) < chance(a + shift)
+        tables[name] = {"a": a, "ill": np.where(ill, "yes", "no").astype(object)}
+    clients = fb.data.from_tables(tables, "ill", site_effects=True, test=0.0)
+    shifted = network_named("by_site", clients.data.seen_shape, 2, sites=2, slopes=False)
+    q = fb.fit(shifted, clients, method=fb.methods.laplace(prior="fixed", prior_scale=WIDTH), rounds=7).posterior
+    x, sign = rows_of(clients)  # the column, one for each site, ones
+    w, _ = newton(x, sign, WIDTH)
+    ends = {name: t.numpy() for name, t in q.layout.split(q.mean).items()}
+    found = [ends[name][1] - ends[name][0] for name in ("common.weight", "shift.weight", "common.bias")]
+    np.testing.assert_allclose(np.concatenate([np.atleast_1d(t) for t in found]), w, atol=1e-5)
 
 
 def test_what_has_no_such_posterior_is_refused_in_one_line():

@@ -24,7 +24,8 @@ from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings, settings_of
 from fedbayes.flower.shown import LEAST
 from fedbayes.flower.status import Sign
-from fedbayes.flower.wire import head_of, layouts_of
+from fedbayes.flower.wire import HALF, head_of, layouts_of
+from fedbayes.posterior.values import FullGaussian
 from fedbayes.runs.folder import Carrier, Run, Step, Watch
 from fedbayes.runs.folder import run as run_into
 from fedbayes.runs.recording import write_once
@@ -61,6 +62,16 @@ def check_sums(method: str, program: Program) -> None:
         raise InputError(
             f"flower: a secure sum can only add, part {own[0]!r} is combined by a rule with an `add` of its own; "
             "set secure = false, or take another rule"
+        )
+
+
+def check_precision(method: str, program: Program, dtype: str) -> None:
+    """Refuse half precision where uploads are roots of whole covariances, whose inverses are added."""
+    roots = any(rule.takes == (FullGaussian,) and rule.weighs_precision for rule in program.pooling.rules.values())
+    if roots and dtype in HALF:
+        raise InputError(
+            f"flower: {method} adds inverses of whole covariances, of which {dtype} leaves too few digits; "
+            "set dtype = 'float32', or leave it out"
         )
 
 
@@ -108,6 +119,7 @@ def federated(post: Post) -> Carrier:
             raise InputError('laplace: on Flower posteriors travel with the rounds; set laplace = "every"')
         if any(stage.name == STATISTICS for stage in task.program.stages):
             raise InputError("norm_passes: on Flower a round is one exchange; set it to 0")
+        check_precision(experiment.method, task.program, settings.dtype)
         if task.scheduler.waiting is not None:
             check_buffered(experiment, task, settings)
         if settings.secure:

@@ -38,6 +38,7 @@ DTYPES: dict[str, torch.dtype | None] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+HALF = ("float16", "bfloat16")
 Head = dict[str, Any]  # text, numbers, truth values
 
 

@@ -68,7 +68,9 @@ class Laplace(Method):
             scale = prior_precision(layout, options, m).rsqrt()
             return {**broadcast, "model": Gaussian(torch.zeros_like(m), scale, layout)}
 
-        pooling = Pooling({"model": RULES["full_product"]}, weighting_named("equal"), reference, as_sent=EXACT)
+        pooling = Pooling(
+            {"model": RULES["full_product"]}, weighting_named("equal"), reference, uploaded=in_double, as_sent=EXACT
+        )
         return Program(
             model,
             client,
@@ -98,6 +100,11 @@ def check_setting(setting: Setting, parts: list[str], size: int) -> None:
 def own_parameters(likelihood: Likelihood) -> bool:
     """Whether the likelihood has parameters that are trained."""
     return bool(likelihood.parameters)
+
+
+def in_double(broadcast: Parts) -> Parts:
+    """Parts as they are uploaded: in float64, whatever the network is in."""
+    return map_tensors(broadcast, lambda t: t.double())
 
 
 def rounded(client: Client) -> Client:

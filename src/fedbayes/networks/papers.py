@@ -27,14 +27,17 @@ def linear(shape: Shape, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), outputs))
 
 
-def by_site(shape: Shape, outputs: int, sites: int = 0) -> nn.Module:
-    """A linear map, and for each site a deviation from it: the last `sites` columns of a row say whose it is."""
+def by_site(shape: Shape, outputs: int, sites: int = 0, slopes: bool = True) -> nn.Module:
+    """A linear map, and for each site a deviation from it: the last `sites` columns of a row say whose it is.
+
+    Without `slopes` a site's deviation is a shift alone.
+    """
     if len(shape) != 1 or not 0 < sites < shape[0]:
         raise InputError(
             f"network by_site needs rows whose last columns are those of the sites, not shape {list(shape)} with "
             f"sites = {sites}; read the tables with site_effects=True"
         )
-    return BySite(shape[0] - sites, sites, outputs)
+    return BySite(shape[0] - sites, sites, outputs, slopes)
 
 
 class BySite(nn.Module):
@@ -43,19 +46,22 @@ class BySite(nn.Module):
     Weights that are shared, shifts and slopes are tensors of their own, so that each may have a prior of its own.
     """
 
-    def __init__(self, columns: int, sites: int, outputs: int) -> None:
+    def __init__(self, columns: int, sites: int, outputs: int, slopes: bool = True) -> None:
         super().__init__()
         self.sites = sites
         self.common = nn.Linear(columns, outputs)
         self.shift = nn.Linear(sites, outputs, bias=False)
-        self.slope = nn.Linear(columns * sites, outputs, bias=False)
-        for deviation in (self.shift, self.slope):
+        self.slope = nn.Linear(columns * sites, outputs, bias=False) if slopes else None
+        for deviation in filter(None, (self.shift, self.slope)):
             nn.init.zeros_(deviation.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         z, site = x[..., : -self.sites], x[..., -self.sites :]
+        shifted: Tensor = self.common(z) + self.shift(site)
+        if self.slope is None:
+            return shifted
         products = (site[..., :, None] * z[..., None, :]).flatten(-2)
-        return self.common(z) + self.shift(site) + self.slope(products)
+        return shifted + self.slope(products)
 
 
 def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (50, 50), start: str = "torch") -> nn.Module:
