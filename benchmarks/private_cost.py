@@ -1,8 +1,8 @@
 """What privacy costs a round: the same round with and without it, in turns.
 
 `python benchmarks/private_cost.py` measures seconds of the processor on a CPU, which other programs do not lengthen,
-and of the clock on a GPU (`--device cuda`). Cohorts are everybody, so that both train the same clients; epsilon is
-worked out when a round is evaluated, and none is here.
+and of the clock on a GPU (`--device cuda`, eagerly or by `--compile graph`). Cohorts are everybody, so that both
+train the same clients; epsilon is worked out when a round is evaluated, and none is here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
 BATCH = 32
 
 
-def seconds_of(case: str, turns: int, device: str, **private: Any) -> Iterator[float]:
+def seconds_of(case: str, turns: int, device: str, compile: str, **private: Any) -> Iterator[float]:
     """Seconds of one round after another."""
     method, _, clients, rows, epochs = CASES[case]
     task = prepare(
@@ -43,7 +43,7 @@ def seconds_of(case: str, turns: int, device: str, **private: Any) -> Iterator[f
         rounds=turns,
         device=device,
         engine="stacked",
-        compile="off" if device == "cpu" else "auto",
+        compile=compile,
         evaluate_every=turns + 1,
         **private,
     )
@@ -57,9 +57,10 @@ def seconds_of(case: str, turns: int, device: str, **private: Any) -> Iterator[f
         yield clock() - started
 
 
-def measure(case: str, turns: int, device: str) -> dict[str, float]:
+def measure(case: str, turns: int, device: str, compile: str) -> dict[str, float]:
     """Rounds in turns, the first of each left out; medians, and their ratio."""
-    ways = {"plain": seconds_of(case, turns, device), "private": seconds_of(case, turns, device, **CASES[case][1])}
+    how = (case, turns, device, compile)
+    ways = {"plain": seconds_of(*how), "private": seconds_of(*how, **CASES[case][1])}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(turns - 1):  # the last is evaluated
         for name, way in ways.items():
@@ -72,13 +73,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("docs/results/bench-private.json"))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", choices=("off", "graph"), default="off")
     parser.add_argument("--case", choices=CASES)
+    parser.add_argument("--keep", action="store_true", help="keep the rows that the file has")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--commit")
     given = parser.parse_args()
-    figures = Figures(given.output, given.device, given.commit)
+    figures = Figures(given.output, given.device, given.commit, keep=given.keep)
+    how = {"off": "", "graph": ", as a graph"}[given.compile]
     for case in [given.case] if given.case else CASES:
-        figures.add(case, **measure(case, given.turns, given.device))
+        figures.add(f"{case}{how}", **measure(case, given.turns, given.device, given.compile))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ PRIVATE = Experiment(
     noise_multiplier=NOISE,
     private_clip=0.5,
     engine="stacked",
+    compile="off",
 )
 
 

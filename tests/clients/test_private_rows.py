@@ -9,12 +9,19 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.clients.client import Batch, Info, Phase
-from fedbayes.clients.private_rows import ROW_BATCH, ROW_CLIP, ROW_NOISE, private_gradients
+from fedbayes.clients.ghost import of_points
+from fedbayes.clients.point import _loss
+from fedbayes.clients.private_rows import ROW_BATCH, ROW_CLIP, ROW_NOISE, by_row, private_gradients
+from fedbayes.clients.variational import Expectation
 from fedbayes.engine.batches import schedule
 from fedbayes.errors import InputError
 from fedbayes.federation.accounting import Spent, epsilon_of
+from fedbayes.model.chain import chain_of
+from fedbayes.model.estimators import plan
+from fedbayes.model.likelihood import categorical, normal
+from fedbayes.model.model import Model
 from fedbayes.noise import Key, Tape, normals
-from fedbayes.training.rounds import prepare
+from fedbayes.training.rounds import Memory, prepare, rounds
 
 pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
 CLIP, NOISE = 0.5, 1.3
@@ -25,6 +32,9 @@ METHODS = {
     "feduab": fb.methods.feduab(epochs=2, batch=4, lr=0.1),
     "weights": fb.methods.feduab(estimator="weight", division=1.0, epochs=1, batch=4, train_draws=2),
     "pvi": fb.methods.pvi(epochs=1, batch=4, optimiser="sgd", train_draws=1),
+    "fedivon": fb.methods.fedivon(epochs=2, batch=4, lr=0.05),
+    "fedvi": fb.methods.fedvi(epochs=1, batch=4, train_draws=2),
+    "bayes_admm": fb.methods.bayes_admm(epochs=1, batch=5, optimiser="ivon"),
 }
 
 
@@ -47,7 +57,8 @@ def test_rows_are_shortened_one_by_one_and_noise_is_added_once() -> None:
     mask = torch.tensor([1, 1, 1, 0, 1, 1]).bool()  # the last place is nobody's
     noise = torch.randn(5, generator=random).double()
     batch = Batch(x, y, mask, torch.tensor(0))
-    g = private_gradients(loss, vectors, batch, Tape(noise), info(20, 4.0), lambda row, tape: (row, tape))
+    rows = by_row(loss, lambda row, tape: (row, tape), batch.step)
+    g = private_gradients(rows, vectors, batch, Tape(noise), info(20, 4.0))
     want = CLIP * NOISE * noise.numpy()
     lengths = []
     for k in (0, 1, 2, 4):
@@ -57,7 +68,7 @@ def test_rows_are_shortened_one_by_one_and_noise_is_added_once() -> None:
         want = want + row * min(1, CLIP / np.linalg.norm(row))
     assert max(lengths) > 100 * CLIP
     np.testing.assert_allclose(torch.cat([g["a"], g["c"]]).numpy(), want / 4, rtol=1e-5)
-    few = private_gradients(loss, vectors, batch, Tape(noise), info(2, 4.0), lambda row, tape: (row, tape))
+    few = private_gradients(rows, vectors, batch, Tape(noise), info(2, 4.0))
     np.testing.assert_allclose(few["a"].numpy(), 2 * g["a"].numpy())  # of a client that has two rows
 
 
@@ -65,7 +76,8 @@ def test_a_gradient_that_is_not_finite_counts_as_none() -> None:
     x = torch.tensor([[1.0, 0, 0], [torch.inf, 0, 0], [0, 0, 0]]).double()
     vectors = {"a": torch.ones(3).double(), "c": torch.zeros(1).double()}
     batch = Batch(x, torch.zeros(3).double(), None, torch.tensor(0))
-    g = private_gradients(loss, vectors, batch, Tape(torch.zeros(4).double()), info(9, 1.0), lambda r, t: (r, t))
+    rows = by_row(loss, lambda row, tape: (row, tape), batch.step)
+    g = private_gradients(rows, vectors, batch, Tape(torch.zeros(4).double()), info(9, 1.0))
     assert float(torch.cat([g["a"], g["c"]]).norm()) == pytest.approx(CLIP, rel=1e-5)
 
 
@@ -96,6 +108,39 @@ def test_noise_of_a_key_has_a_long_address() -> None:
     assert not torch.equal(a, b)
     assert torch.equal(a[:10], normals(10, Key("a" * 64), 0, 1, 0))
     assert not torch.equal(a[:10], normals(10, "a" * 64, 0, 1, 0))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_lengths_and_sums_by_layers_are_those_of_each_row(scale: float | None, bias: bool) -> None:
+    """Of points and of normals, over three layers and all functions between them."""
+    torch.manual_seed(2)
+    layers = [nn.Linear(3, 5, bias), nn.Tanh(), nn.Linear(5, 4), nn.Sigmoid(), nn.Linear(4, 4), nn.ReLU()]
+    net = nn.Sequential(*layers, nn.Linear(4, 2, bias)).double()
+    likelihood = categorical() if scale is None else normal(scale)
+    model = Model.of(net, likelihood)
+    chain = chain_of(model)
+    assert chain is not None
+    x = torch.randn(6, 3).double()
+    y = torch.tensor([0, 1, 1, 0, 1, 0]) if scale is None else torch.randn(6, 2).double()
+    x[4, 0] = torch.inf
+    factor = torch.tensor([0.5, 1.0, 0.0, 2.0, 0.0, 0.3]).double()
+    mean = model.initial()["model"]
+    local = plan(model, "model", x[:1], "local")
+    how = Expectation(model, local, chain=chain)
+    vectors = {"mean": mean, "scale": 0.1 + torch.rand_like(mean)}
+    unit, z, step = 0.5 + torch.rand_like(mean), torch.randn(6, local.normals).double(), torch.tensor(0)
+    pairs = [
+        (how.rows({}, {}, step, unit), how._replace(chain=None).rows({}, {}, step, unit), vectors),
+        (of_points(chain, "model"), by_row(_loss(model), lambda row, tape: ({}, row, tape), step), {"model": mean}),
+    ]
+    for quick, plain, values in pairs:
+        one, two = quick(values, x, y, z), plain(values, x, y, z)
+        known = torch.isfinite(two.square)
+        assert known.tolist() == [True, True, True, True, False, True]
+        torch.testing.assert_close(one.square[known], two.square[known])
+        assert not bool(torch.isfinite(one.square[~known]).any())
+        torch.testing.assert_close(one.total(factor), two.total(factor))
 
 
 def network() -> nn.Module:
@@ -149,7 +194,7 @@ def test_noise_of_steps_is_the_systems_own() -> None:
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (fb.methods.fedivon(), "no private form"),
+        (fb.methods.fedivon(curvature="squared"), "take the noise for curvature"),
         (fb.methods.fedlap_cov(), "no private form"),
         ("fedppd", "no private form"),
     ],
@@ -183,3 +228,19 @@ def test_large_noise_drowns_and_small_noise_learns() -> None:
         right[noise] = float((run.predict(x_new).probs.argmax(-1) == (x_new[:, 0] > 0).long()).double().mean())
     assert right[0.3] > 0.93
     assert right[300.0] < 0.9
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["fedavg", "feduab"])
+def test_private_steps_as_a_graph_are_the_eager_ones(name: str) -> None:
+    """With noise that changes nothing; normals of outputs are drawn anew in each way, so that these are made small."""
+    method = METHODS[name] if name == "fedavg" else fb.methods.feduab(epochs=2, batch=4, lr=0.1, initial=1e-6)
+    options = {**PRIVATE, "noise_multiplier": 1e-6}
+    ways = []
+    for way in ("off", "graph"):
+        task = prepare(network(), sites(), method=method, rounds=3, device="cuda", compile=way, engine="stacked",
+                       evaluate_every=9, **options)  # fmt: skip
+        steps = rounds(task, task.begin(), Memory())
+        ways.append([next(steps)[0].state.broadcast["model"].mean for _ in range(2)][-1])
+        assert task.engine.steps.mode == {"off": "eager", "graph": "graph"}[way], task.engine.take_notes()
+    torch.testing.assert_close(*ways, rtol=1e-3, atol=1e-4)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
+from fedbayes.clients.private_rows import private_gradients
 from fedbayes.clients.variational import KL_WEIGHTS, TILT, Expectation, prior_of
+from fedbayes.model.chain import Chain
 from fedbayes.model.estimators import Plan
 from fedbayes.model.gradient import gradients
 from fedbayes.model.model import Model
@@ -50,6 +52,7 @@ class IvonStep:
     with p = 1 / (N s_0^2) and c = max(precision / N - p, least_curvature).
     `opposite`: draws come in pairs of opposite noise, by which gradients at the mean drop out of the curvature: what
     is left of its error does not grow with the number of rows.
+    `private`: a row's gradients in mean and scale are shortened together, and what follows is made of their noisy sums.
     Scalar options: `lr`, `kl_weight`, `prior_scale`, `beta1`, `beta2`, `curvature_memory`, `least_curvature`,
     `clip_step`.
     """
@@ -66,12 +69,19 @@ class IvonStep:
     clips: bool = False
     implicit: bool = False
     opposite: bool = False
+    private: bool = False  # noise is added to the gradients of mean and scale; the estimate is that of one row
+    chain: Chain | None = None
 
     def __call__(self, state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
         mean, precision = state.vectors["mean"], state.vectors["precision"]
         vectors = {"mean": mean, "scale": precision.rsqrt(), **{part: state.vectors[part] for part in self.points}}
         frozen = self.model.frozen_in(info.constants)
-        g, (static, nll) = gradients(self.expectation.nll, vectors, state.static, b, tape, frozen)
+        if self.private:
+            static, nll = state.static, state.loss.new_zeros(())
+            rows = self.expectation.rows(static, frozen, b.step, torch.ones_like(mean))
+            g = private_gradients(rows, vectors, b, tape, info, self.expectation.normals)
+        else:
+            g, (static, nll) = gradients(self.expectation.nll, vectors, state.static, b, tape, frozen)
         options, weight = info.options, KL_WEIGHTS[self.kl](b, info)
         pull, held, least = self._held(mean, info)
         seen = g["mean"].square() / weight if self.curvature == "squared" else g["scale"] / vectors["scale"]
@@ -100,7 +110,7 @@ class IvonStep:
     @property
     def expectation(self) -> Expectation:
         """The expected loss that it descends."""
-        return Expectation(self.model, self.estimation, self.draws, self.opposite)
+        return Expectation(self.model, self.estimation, self.draws, self.opposite, self.chain)
 
     def prior_of(self, info: Info) -> Gaussian:
         """What the posterior is held near, before any tilt."""
@@ -163,4 +173,4 @@ def ivon(step: IvonStep, batch: int) -> Client:
         }
         return Upload(parts, {}, metrics)
 
-    return Client(start, (Phase(step, step.epochs, batch),), finish)
+    return Client(start, (Phase(step, step.epochs, batch, private=step.private),), finish)

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
+from fedbayes.clients.ghost import of_points
 from fedbayes.clients.optimisers import Optimiser
-from fedbayes.clients.private_rows import private_gradients
+from fedbayes.clients.private_rows import RowsOf, by_row, private_gradients
+from fedbayes.model.chain import Chain
 from fedbayes.model.gradient import gradients
 from fedbayes.model.model import Model
 from fedbayes.noise import Tape
@@ -39,15 +41,14 @@ class PointStep:
     falling: bool = False
     adversarial: bool = False
     private: int | None = None  # normals that the network reads for a row, where the steps are private
+    chain: Chain | None = None  # of such steps, where the network is one: they need no gradient for each row
 
     def __call__(self, state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
         if self.private is None:
             slopes, (static, nll) = gradients(_loss(self.model), state.vectors, self._unchanged(state, info), b, tape)
         else:
-            known, static, nll = self._unchanged(state, info), state.static, state.loss.new_zeros(())
-            slopes = private_gradients(
-                _loss(self.model), state.vectors, b, tape, info, lambda row, z: (known, row, z), normals=self.private
-            )
+            static, nll = state.static, state.loss.new_zeros(())
+            slopes = private_gradients(self._rows(state, b, info), state.vectors, b, tape, info, self.private)
         if self.adversarial:
             others = self._uphill(state, b, tape, info)
             slopes = {p: 0.5 * (g + others[p]) for p, g in slopes.items()}
@@ -63,6 +64,13 @@ class PointStep:
         rate = falling_rate(b, info, self.epochs) if self.falling else info.options["lr"]
         moved, vectors = self.optimiser.update(state.optimiser, state.vectors, slopes, rate)
         return Learner(vectors, static, moved, state.loss + nll, state.steps + 1)
+
+    def _rows(self, state: Learner, b: Batch, info: Info) -> RowsOf:
+        """How the gradients of rows are found."""
+        known = self._unchanged(state, info)
+        if self.chain is not None:
+            return of_points(self.chain, next(iter(state.vectors)))
+        return by_row(_loss(self.model), lambda row, z: (known, row, z), b.step)
 
     def _unchanged(self, state: Learner, info: Info) -> dict[str, Any]:
         """What a step does not differentiate: buffers, and frozen weights."""

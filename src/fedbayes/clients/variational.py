@@ -12,10 +12,12 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Upload, falling_rate
+from fedbayes.clients.ghost import of_normals
 from fedbayes.clients.optimisers import Optimiser
-from fedbayes.clients.private_rows import private_gradients
+from fedbayes.clients.private_rows import RowsOf, by_row, private_gradients
 from fedbayes.errors import InputError
-from fedbayes.model.estimators import Plan, forward
+from fedbayes.model.chain import Chain, chain_of
+from fedbayes.model.estimators import ESTIMATORS, Plan, forward
 from fedbayes.model.gradient import gradients
 from fedbayes.model.model import Model
 from fedbayes.noise import Tape
@@ -65,6 +67,7 @@ class Expectation(NamedTuple):
     estimation: Plan
     draws: int = 1
     opposite: bool = False  # the second half of the draws has the noise of the first, with the other sign
+    chain: Chain | None = None  # of private steps, where `chain_for` gives one: they need no gradient for each row
 
     @property
     def points(self) -> list[str]:
@@ -88,12 +91,29 @@ class Expectation(NamedTuple):
         static = {p: v[0] if p == "counters" else v.mean(0) for p, v in statics.items()}
         return nlls.mean(), (static, nlls.detach().mean())
 
+    @property
+    def normals(self) -> int:
+        """How many normals a batch reads."""
+        return self.draws // (1 + self.opposite) * self.estimation.normals
+
+    def rows(self, static: Vectors, frozen: Mapping[str, Any], step: Tensor, unit: Tensor) -> RowsOf:
+        """How the gradients of rows are found, in the scales by this unit."""
+        if self.chain is not None:
+            return of_normals(self.chain, unit)
+        return by_row(self.nll, lambda row, z: (static, row, z, frozen), step, {"scale": unit})
+
     def _draw(self, vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
         model = self.model
         others = model.weights({**{p: vectors[p] for p in self.points}, **static, **frozen})
         mean, scale = vectors["mean"], vectors["scale"]
         output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, self.estimation)
         return model.nll(output, b.y, b.mask, weights), static
+
+
+def chain_for(model: Model, estimation: Plan) -> Chain | None:
+    """The chain whose outputs' normals are drawn; None where the network, or the estimator, is another."""
+    local = estimation.estimate is ESTIMATORS["local"]
+    return chain_of(model) if local and estimation.taken == frozenset(model.layouts["model"].names) else None
 
 
 def prior_of(prior: str, info: Info) -> Gaussian:
@@ -123,6 +143,7 @@ class VariationalStep:
     prior: str = "broadcast"
     falling: bool = False
     private: bool = False  # noise is added to the gradients of mean and rho; the estimate is that of one row
+    chain: Chain | None = None
 
     def __call__(self, state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
         mean, rho = state.vectors["mean"], state.vectors["rho"]
@@ -130,11 +151,9 @@ class VariationalStep:
         vectors = {"mean": mean, "scale": scale, **{part: state.vectors[part] for part in self.points}}
         frozen = self.model.frozen_in(info.constants)
         if self.private:
-            static, nll, told = state.static, state.loss.new_zeros(()), self.draws * self.estimation.normals
-            loss, units = self.expectation.nll, {"scale": slope}
-            g = private_gradients(
-                *(loss, vectors, b, tape, info, lambda row, z: (static, row, z, frozen)), normals=told, units=units
-            )
+            static, nll = state.static, state.loss.new_zeros(())
+            rows = self.expectation.rows(static, frozen, b.step, slope)
+            g = private_gradients(rows, vectors, b, tape, info, self.expectation.normals)
         else:
             g, (static, nll) = gradients(self.expectation.nll, vectors, state.static, b, tape, frozen)
         # The KL's gradient by hand: d/dmean = (m - m0) / s0^2, d/dscale = s / s0^2 - 1 / s. No logarithm is needed.
@@ -160,7 +179,7 @@ class VariationalStep:
     @property
     def expectation(self) -> Expectation:
         """The expected loss that it descends."""
-        return Expectation(self.model, self.estimation, self.draws)
+        return Expectation(self.model, self.estimation, self.draws, chain=self.chain)
 
     def prior_of(self, info: Info) -> Gaussian:
         """What the posterior is held near."""

@@ -57,7 +57,7 @@ def choose(
             raise InputError(f"at_once: the loop engine trains one client at a time, not {chunk}; use engine='stacked'")
         return Loop(store, seed=seed), "engine loop, as asked"
     mode, why = _mode(compile, device, steps)
-    if any(phase.private for phase in program.client.phases):
+    if mode != "graph" and any(phase.private for phase in program.client.phases):
         mode, why = "eager", "samples of private steps differ in size"
     phases, workers, clients_asked = program.client.phases, 0, chunk
     if device == "cpu":

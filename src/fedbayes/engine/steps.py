@@ -150,7 +150,8 @@ class Steps:
         return form if form is not None and fused.fits(form, work.phase.batch) else None
 
     def _replay(self, work: Work, state: Any) -> Any:
-        key = ("graph", id(work.phase.step), repr(work.together), work.table.live is None, len(work.table.rows))
+        shape = len(work.table.rows), work.table.rows.shape[-1]
+        key = ("graph", id(work.phase.step), repr(work.together), work.table.live is None, shape)
         if key not in self._cache:
             with share(COMPILE):
                 self._cache[key] = Graph(self._step(work), work, state)

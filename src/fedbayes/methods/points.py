@@ -19,6 +19,7 @@ from fedbayes.methods.groups import Descent, Robustness, Schedule, ServerStep, S
 from fedbayes.methods.method import Setting
 from fedbayes.methods.own_client import OwnClient
 from fedbayes.methods.refined import Refining
+from fedbayes.model.chain import chain_of
 from fedbayes.model.model import Model
 from fedbayes.options import at_least_one, flag, not_negative, one_of, option, positive, record, with_default
 from fedbayes.posterior.values import Gaussian, Parts, Point
@@ -57,6 +58,7 @@ class PointTraining(Schedule, Descent):
             falling=self.lr_within == "falling",
             adversarial=adversarial > 0,
             private=row_normals(setting, model) if setting.private_rows and not adversarial else None,
+            chain=chain_of(model) if setting.private_rows else None,
         )
         return in_schedule(point(step, self.batch), self.lr_within)
 

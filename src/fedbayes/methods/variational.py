@@ -11,7 +11,7 @@ from fedbayes.clients.client import Client
 from fedbayes.clients.ivon import IvonStep, ivon
 from fedbayes.clients.optimisers import OPTIMISERS
 from fedbayes.clients.schedules import WITHIN
-from fedbayes.clients.variational import KL_WEIGHTS, VariationalStep, initial_scale, variational
+from fedbayes.clients.variational import KL_WEIGHTS, VariationalStep, chain_for, initial_scale, variational
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Pooling, Prediction, Program
 from fedbayes.federation.round import check_rules, static_rules
@@ -122,13 +122,16 @@ class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
             raise InputError(f"train_draws: opposite draws come in pairs, not {self.train_draws}; make it even")
 
     def _client(self, setting: Setting, model: Model, prior: str) -> Client:
-        private = setting.private_rows and self.optimiser != IVON
+        private = setting.private_rows
         if private:
             row_normals(setting, model)
+        if private and self.optimiser == IVON and self.curvature == "squared":
+            raise InputError('private: curvature = "squared" would take the noise for curvature; use "price"')
         estimation = plan(model, "model", batch_like(setting.x, 1 if private else self.batch), self.estimator)
         shared: dict[str, Any] = {
             **{"epochs": self.epochs, "draws": self.train_draws, "kl": self.kl, "prior": prior},
-            "falling": self.lr_within == "falling",
+            **{"falling": self.lr_within == "falling", "private": private},
+            "chain": chain_for(model, estimation) if private and self.train_draws == 1 else None,
         }
         if self.optimiser == IVON:
             how: dict[str, Any] = {
@@ -140,7 +143,7 @@ class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
             }
             return ivon(IvonStep(model, estimation, **how, **shared), self.batch)
         descent = optimiser_named(self.optimiser, self.momentum)
-        return variational(VariationalStep(model, estimation, descent, private=private, **shared), self.batch)
+        return variational(VariationalStep(model, estimation, descent, **shared), self.batch)
 
     def _scalars(self, setting: Setting) -> Options:
         own = self.by_round(setting)

@@ -155,8 +155,7 @@ def with_privacy(
     phases = program.client.phases
     if len(phases) != 1 or not phases[0].private:
         raise InputError(
-            "private: the steps of this method's clients have no private form; use fedavg, feduab, or of fedvi and pvi "
-            'optimiser = "adam"'
+            "private: the steps of this method's clients have no private form; use fedavg, feduab, fedivon or pvi"
         )
     if program.prediction.noise in BY_MEMBERS:
         raise InputError("private: the noise of this regression is judged on clients' rows; set noise = 'likelihood'")

@@ -1,14 +1,11 @@
 """The point client's steps on chains of linear maps, for all clients at once: batched products, gradients by hand.
 
 The weights of K clients are one tensor [K, P] that the steps change in place; no graph is recorded and nothing is
-traced, which for small networks is most of the cost. Equal to the point client's own step up to rounding. The length of
-a row's gradient follows from its inputs and slopes at each layer (Goodfellow, 2015), so that private steps need no
-gradient for each row.
+traced, which for small networks is most of the cost. Equal to the point client's own step up to rounding.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,9 +13,10 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Info
-from fedbayes.clients.private_rows import ROW_BATCH, ROW_CLIP, ROW_NOISE, WITHIN
+from fedbayes.clients.ghost import point_rows
+from fedbayes.clients.private_rows import noisy_sum
 from fedbayes.engine.fast.forms import Dense
-from fedbayes.posterior.values import LOG_2PI
+from fedbayes.model.chain import Chain, Layer, head, layers_in
 
 # What stands between two layers, in place, and its slope by its own output: d loss / d input from d loss / d output.
 BETWEEN: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
@@ -29,13 +27,6 @@ BETWEEN: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
 
 
 Noise = Callable[[int, int], Tensor]
-
-
-class Layer(NamedTuple):
-    """Views of the weights [K, outputs, inputs] and biases [K, outputs] of one layer in vectors [K, P]."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 class Group(NamedTuple):
@@ -49,7 +40,7 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, form: Dense, vectors: Tensor, slopes: Tensor, velocity: Tensor | None) -> Group:
-        return cls(vectors, slopes, velocity, _layers(form, vectors), _layers(form, slopes))
+        return cls(vectors, slopes, velocity, layers_in(form.layers, vectors), layers_in(form.layers, slopes))
 
 
 def run(
@@ -93,16 +84,6 @@ def _working(counts: Tensor) -> list[int]:
     return some.sum(1).tolist()
 
 
-def _layers(form: Dense, vectors: Tensor) -> list[Layer]:
-    layers, start = [], 0
-    for inputs, outputs, has_bias in form.layers:
-        end = start + inputs * outputs
-        bias = vectors[:, end : end + outputs] if has_bias else None
-        layers.append(Layer(vectors[:, start:end].unflatten(1, (outputs, inputs)), bias))
-        start = end + outputs * has_bias
-    return layers
-
-
 def _gradient(form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
     """The mean NLL [K] of the live rows; its gradient is written into the group's slopes."""
     if mask is not None:
@@ -112,7 +93,7 @@ def _gradient(form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | No
         out = _apply(layer, seen[-1])
         if place < len(form.between):
             seen.append(BETWEEN[form.between[place]][0](out))
-    nll, d = _head(form, out, y)
+    nll, d = head(form.scale, out, y)
     if mask is None:
         d, nll = d.div_(x.shape[1]), nll.mean(1)
     else:
@@ -131,55 +112,20 @@ def _gradient(form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | No
 def _private_gradient(
     form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | None, info: Info, noise: Tensor
 ) -> None:
-    """The noisy sum of shortened gradients over the rows expected, into the slopes; as `clients.private_rows`."""
-    x, y = x[:, :-1], y[:, :-1]  # the last place is nobody's
-    if mask is not None:
-        x = x.masked_fill(~mask[:, :-1, None], 0)
-    seen = [x]
-    for place, layer in enumerate(group.layers):
-        out = _apply(layer, seen[-1])
-        if place < len(form.between):
-            seen.append(BETWEEN[form.between[place]][0](out))
-    slopes = [_head(form, out, y)[1]]
-    for place in range(len(group.layers) - 1, 0, -1):
-        down = torch.bmm(slopes[0], group.layers[place].weight)
-        slopes.insert(0, BETWEEN[form.between[place - 1]][1](down, seen[place]))
-    square = torch.zeros(x.shape[:2], dtype=x.dtype, device=x.device)
-    for layer, h, d in zip(group.layers, seen, slopes):
-        square += (h.square().sum(-1) + (layer.bias is not None)) * d.square().sum(-1)
-
-    def told(name: str) -> Tensor:
-        return info.options[name].reshape(-1, 1)[: len(x)]
-
-    length, clip = square.sqrt(), told(ROW_CLIP)
-    known = torch.isfinite(length)
-    factor = torch.where(known, (WITHIN * clip / length.clamp(min=1e-30)).clamp(max=1), 0.0)
-    factor = factor if mask is None else factor * mask[:, :-1]
-    for gradient, h, d in zip(group.gradients, seen, slopes):
-        d = torch.where(known[..., None], d, 0.0).mul_(factor[..., None])
-        gradient.weight.baddbmm_(d.mT, torch.where(known[..., None], h, 0.0), beta=0)
-        if gradient.bias is not None:
-            torch.sum(d, 1, out=gradient.bias)
-    rows = torch.minimum(told(ROW_BATCH).expand(len(x), 1), info.n[: len(x), None].to(x))
-    group.slopes.add_(told(ROW_NOISE) * clip * noise[:, : group.slopes.shape[1]]).div_(rows)
+    """The noisy sum of shortened gradients over the rows expected, into the slopes."""
+    clients = len(x)
+    live = None if mask is None else mask[:, :-1]  # the last place is nobody's
+    chain = Chain(form.layers, form.between, form.inputs, form.scale)
+    rows = point_rows(chain, "", group.vectors, x[:, :-1], y[:, :-1])
+    options = {name: t.reshape(-1, 1)[:clients] for name, t in info.options.items()}
+    noises = {"": noise[:, : group.slopes.shape[1]]}
+    group.slopes.copy_(noisy_sum(rows, noises, live, options, info.n[:clients, None])[""])
 
 
 def _apply(layer: Layer, x: Tensor) -> Tensor:
     if layer.bias is None:
         return torch.bmm(x, layer.weight.mT)
     return torch.baddbmm(layer.bias[:, None], x, layer.weight.mT)
-
-
-def _head(form: Dense, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The NLL of each row [K, B], and its gradient [K, B, outputs]."""
-    if form.scale is None:
-        logs, at = out.log_softmax(-1), y[..., None]
-        nll = -logs.gather(-1, at).squeeze(-1)
-        return nll, logs.exp_().scatter_add_(-1, at, logs.new_full((), -1.0).expand(at.shape))
-    log = float(torch.tensor(form.scale).log())  # in float32, as the likelihood has it
-    error = (out - y.to(out.dtype)) * math.exp(-log)
-    nll = (0.5 * error.square() + log + 0.5 * LOG_2PI).sum(-1)
-    return nll, error.mul_(math.exp(-log))
 
 
 def _rate(form: Dense, info: Info, step: int) -> Tensor:
