@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import tempfile
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import betabinom
 from torch import Tensor, nn
 
 import fedbayes as fb
@@ -30,13 +32,16 @@ from fedbayes.files import write_atomically
 from fedbayes.papers.cells import commit
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "coverage.json"
-CELLS = Path(tempfile.gettempdir()) / "fedbayes-coverage-cells.json"  # a long simulation goes on where it stopped
+CELLS = Path(
+    os.environ.get("CELLS", Path(tempfile.gettempdir()) / "fedbayes-coverage-cells.json")
+)  # a long simulation goes on where it stopped
 LEVEL = 0.9
 CLASSES = 10
 MARGINS = torch.linspace(1.2, 4.5, CLASSES, dtype=torch.float64)  # how far a class lies from the others: hard to easy
 WAYS = ("pooled", "quantiles", "by_class", "own", "blended", "unlabelled", "label_shift")
 ALPHAS, SITES = (0.1, 0.3, 1.0, 10.0), (5, 20, 100, 1000)
 TESTED = 100  # rows of each site that judge
+JUDGED = 2000  # sites of a setting, over as many federations as it takes
 
 
 def rows_of(labels: Tensor, random: torch.Generator) -> Tensor:
@@ -44,6 +49,21 @@ def rows_of(labels: Tensor, random: torch.Generator) -> Tensor:
     x = torch.randn(len(labels), CLASSES, generator=random, dtype=torch.float64)
     x[torch.arange(len(labels)), labels] += MARGINS[labels]
     return (MARGINS * x - MARGINS**2 / 2).softmax(1)
+
+
+def whole_band(shares: Tensor, own: Tensor, mixes: Tensor, everywhere: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Ends [K] of the band that allows for the calibrating rows too: beta-binomial for as many as they are worth.
+
+    The error of sum_c p(c) F_c(t) has two parts: of F_c by the rows of a class at all sites,
+    sum_c p^2 F_c (1 - F_c) / n_c, and of p by the rows of the site, Var_p(F_c) / n. Scores of n rows of one kind would
+    have F (1 - F) / n, and their coverage is Beta(r, n + 1 - r) with r = (n + 1) level (Vovk, 2012).
+    """
+    whole = (mixes * shares).sum(1)
+    within = (mixes**2 * shares * (1 - shares) / everywhere.clamp_min(1)).sum(1)
+    between = ((mixes * shares**2).sum(1) - whole**2).clamp_min(0) / own
+    n = (LEVEL * (1 - LEVEL) / (within + between).clamp_min(1e-9)).numpy()
+    r = (n + 1) * LEVEL
+    return tuple(f(0.025, TESTED, r, n + 1 - r) / TESTED for f in (betabinom.ppf, betabinom.isf))  # type: ignore[return-value]
 
 
 def simulated(alpha: float, sites: int, calibrating: int, repeats: int) -> list[dict[str, Any]]:
@@ -58,7 +78,9 @@ def simulated(alpha: float, sites: int, calibrating: int, repeats: int) -> list[
         labels = torch.full((many,), c)
         values = of.label_scores(of.least_ambiguous_scores(rows_of(labels, random)), labels)
         truth[c] = of.histogram(values, edges).cumsum(0) / many
-    found: dict[str, dict[str, list[float]]] = {w: {"inside": [], "true": [], "size": []} for w in WAYS}
+    found: dict[str, dict[str, list[float]]] = {
+        w: {"inside": [], "inside_whole": [], "true": [], "size": []} for w in WAYS
+    }
     low, high = exact_band(LEVEL, np.array([TESTED]))
     for _ in range(repeats):
         mixes = torch.from_numpy(draw.dirichlet(np.full(CLASSES, alpha), sites)).clamp_min(1e-12)
@@ -80,8 +102,11 @@ def simulated(alpha: float, sites: int, calibrating: int, repeats: int) -> list[
             sets = values <= thresholds[:, None]
             share = sets.gather(2, tested[..., None])[..., 0].double().mean(1).numpy()
             place = torch.searchsorted(edges, thresholds).clamp_max(len(edges))
-            true = (mixes * truth.gather(1, place.mT).mT).sum(1)
+            shares = truth.gather(1, place.mT).mT  # F_c at the site's threshold
+            true = (mixes * shares).sum(1)
             found[way]["inside"] += ((low <= share) & (share <= high)).tolist()
+            least, most = whole_band(shares, torch.tensor(float(calibrating)), mixes, everywhere)
+            found[way]["inside_whole"] += ((least <= share) & (share <= most)).tolist()
             found[way]["true"] += true.tolist()
             found[way]["size"] += sets.double().sum(2).mean(1).tolist()
     rows = []
@@ -93,6 +118,8 @@ def simulated(alpha: float, sites: int, calibrating: int, repeats: int) -> list[
                 "what": f"alpha {alpha}, {sites} sites, {calibrating} rows each: {way}",
                 **{"alpha": alpha, "sites": sites, "rows": calibrating, "way": way, "judged_sites": len(true)},
                 "inside": float(np.mean(values_of["inside"])),
+                "inside_whole": float(np.mean(values_of["inside_whole"])),
+                "spread": float(np.std(true)),
                 "worst_decile": float(tenth.mean()),
                 "mean": float(true.mean()),
                 "size": float(np.mean(values_of["size"])),
@@ -101,15 +128,17 @@ def simulated(alpha: float, sites: int, calibrating: int, repeats: int) -> list[
     return rows
 
 
-def simulation(small: bool) -> list[dict[str, Any]]:
+def simulation(small: bool, only: str | None = None) -> list[dict[str, Any]]:
     """The cells of the simulation that the file of results does not hold yet, each written when it is done."""
     rows = [] if small or not CELLS.is_file() else json.loads(CELLS.read_text())
-    for calibrating in (200,) if small else (1000, 200):
+    for calibrating in (200,) if small else (5000, 1000, 200):
         for alpha in (0.3,) if small else ALPHAS:
             for sites in (5,) if small else SITES:
+                if only is not None and only != f"{alpha:g},{sites},{calibrating}":
+                    continue
                 if any((r["alpha"], r["sites"], r["rows"]) == (alpha, sites, calibrating) for r in rows):
                     continue
-                repeats = 1 if small else max(1, 500 // sites)
+                repeats = 1 if small else max(2, JUDGED // sites)
                 rows += simulated(alpha, sites, calibrating, repeats)
                 if not small:
                     write_atomically(CELLS, json.dumps(rows))
@@ -255,8 +284,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=list(PARTS))
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--cell", help="one cell of the simulation alone, as alpha,sites,rows; writes it to the output")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    if arguments.cell:
+        write_atomically(arguments.output, json.dumps(simulation(False, arguments.cell)))
+        return
     before = json.loads(arguments.output.read_text()) if arguments.output.is_file() else {"parts": {}}
     for part in arguments.parts or PARTS:
         started = time.perf_counter()

@@ -182,8 +182,10 @@ def test_maps_by_site_lean_on_all_and_mend(digits):
 
 
 def test_what_can_t_be_promised_says_so(digits, line):
-    with pytest.raises(InputError, match="epsilon: histograms can't be noised yet"):
-        conformal.fit(digits, epsilon=1.0)
+    with pytest.raises(InputError, match="epsilon: way 'unlabelled' shows what is not noised"):
+        conformal.fit(digits, way="unlabelled", epsilon=1.0)
+    with pytest.raises(InputError, match="all rows of all sites may be noise"):
+        conformal.fit(digits, epsilon=1e-3, private_seed=0)
     with pytest.raises(InputError, match="did you mean 'label_shift'"):
         conformal.fit(digits, way="labelshift")
     with pytest.raises(InputError, match="did you mean 'adaptive'"):

@@ -17,6 +17,7 @@ from fedbayes.flower.node import CALIBRATE, PROMISE, WATCH, Node
 from fedbayes.flower.wire import Letter
 from fedbayes.report.watch import write_page
 from fedbayes.runs import calibrated, watched
+from fedbayes.scores.label_shift import quantile_of_quantiles
 
 EXPERIMENT = Experiment(
     data="flower_code:site",
@@ -66,6 +67,48 @@ def test_every_way_is_possible(trained, way):
         assert bool((made.thresholds[0] != made.thresholds[1]).any())
 
 
+def test_of_quantiles_one_number_leaves_a_site(trained):
+    answers = []
+
+    def heard(kind, client, letter, answer):
+        answers.append((kind, answer))
+        return answer
+
+    post = InProcess(carried(EXPERIMENT), spoil=heard)
+    made = calibrate(EXPERIMENT, trained[0], post, coverage=0.6, way="quantiles")
+    own = torch.tensor([a.arrays["calibration"][0, 0] for kind, a in answers if kind == CALIBRATE])
+    assert all(a.arrays["calibration"].shape == (1, 1) for kind, a in answers if kind == CALIBRATE)
+    one = quantile_of_quantiles(own, torch.full((3,), 4), 0.6)
+    assert made.rows == 12
+    assert bool((made.thresholds == one).all())
+    assert bool((made.everywhere == one).all())
+    assert bool((made.mix == 1 / 3).all())  # which nobody told
+    assert calibrated.read(trained[0]).thresholds.tolist() == made.thresholds.tolist()
+
+
+def test_under_epsilon_only_noised_counts_leave_a_site(trained):
+    answers = []
+
+    def heard(kind, client, letter, answer):
+        answers.append((kind, answer))
+        return answer
+
+    post = InProcess(carried(EXPERIMENT), spoil=heard)
+    made = calibrate(EXPERIMENT, trained[0], post, coverage=0.6, epsilon=1e4)  # noise that rounds to none
+    plain = calibrate(EXPERIMENT, trained[0], InProcess(carried(EXPERIMENT)), coverage=0.6)
+    sent = [a.arrays for kind, a in answers if kind == CALIBRATE]
+    assert all(a["calibration"][:, :-1].sum() == 4 for a in sent)
+    assert torch.equal(made.counts.sum(1), plain.counts.sum(1))
+    assert all(not a.arrays for kind, a in answers if kind == PROMISE)  # thresholds and mixes stay at home
+    assert bool(np.isnan(made.judged["size"]).all())
+    assert "epsilon 10000 for every row" in made.source
+    answers.clear()
+    with pytest.raises(InputError, match="all rows of all sites may be noise"):
+        calibrate(EXPERIMENT, trained[0], post, coverage=0.6, epsilon=0.01)
+    one = next(a.arrays["calibration"] for kind, a in answers if kind == CALIBRATE)
+    assert np.abs(one).mean() > 50  # the noise of epsilon / 4 has a mean size of 400
+
+
 def test_what_a_node_must_not_say_is_refused_and_the_others_calibrate(trained):
     def lying(kind, client, letter, answer):
         if kind == CALIBRATE and client == 1:
@@ -85,10 +128,14 @@ def test_what_a_node_must_not_say_is_refused_and_the_others_calibrate(trained):
 
 def test_what_can_t_be_done_here_is_named(trained):
     post = InProcess(carried(EXPERIMENT))
-    with pytest.raises(InputError, match="epsilon: histograms can't be noised yet"):
-        calibrate(EXPERIMENT, trained[0], post, epsilon=1.0)
+    with pytest.raises(InputError, match="epsilon: way 'own' shows what is not noised"):
+        calibrate(EXPERIMENT, trained[0], post, way="own", epsilon=1.0)
+    with pytest.raises(InputError, match="epsilon must be a positive number"):
+        calibrate(EXPERIMENT, trained[0], post, epsilon=0.0)
     with pytest.raises(InputError, match="unknown way to calibrate on Flower"):
-        calibrate(EXPERIMENT, trained[0], post, way="quantiles")
+        calibrate(EXPERIMENT, trained[0], post, way="quantile")
+    with pytest.raises(InputError, match="confidence: one number from each site says nothing of it"):
+        calibrate(EXPERIMENT, trained[0], post, way="quantiles", confidence=0.9)
     with pytest.raises(InputError, match="has no checkpoint yet"):
         calibrate(EXPERIMENT, trained[0] / "elsewhere", post)
 
@@ -151,3 +198,7 @@ def test_under_masks_the_sum_is_the_same_and_no_histogram_is_seen(trained):
     pooled = calibrate(secure, trained[0], InProcess(carried(secure)), coverage=0.7, way="by_class")
     plain = calibrate(EXPERIMENT, trained[0], InProcess(carried(EXPERIMENT)), coverage=0.7, way="by_class")
     assert torch.equal(pooled.thresholds, plain.thresholds)
+    noised = calibrate(secure, trained[0], InProcess(carried(secure)), coverage=0.7, way="by_class", epsilon=1e4)
+    assert torch.equal(noised.counts.sum(1), plain.counts.sum(1))
+    with pytest.raises(InputError, match="which a secure sum hides"):
+        calibrate(secure, trained[0], InProcess(carried(secure)), way="quantiles")

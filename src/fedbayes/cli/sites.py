@@ -38,7 +38,7 @@ def calibrate(
     recalibrate: Annotated[
         bool, typer.Option("--recalibrate", help="Also compare maps of probabilities, pooled and by site.")
     ] = False,
-    epsilon: Annotated[float | None, typer.Option(help="Privacy of the histograms; not there yet.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy of each row: sites noise their histograms.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
     trust: Trust = None,
 ) -> None:

@@ -24,6 +24,7 @@ from fedbayes import scores as of
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate.binomial import exact_band, exact_interval
 from fedbayes.evaluate.calibration import Held, held_out, target_spread, temperature, tempered
+from fedbayes.evaluate.noised import cautious, check_noised, coarse, noised, noised_hits, source_of
 from fedbayes.model.predictive import Predictive
 from fedbayes.runs.calibrated import Calibrated, class_scores, quantiles_of, scale_of
 from fedbayes.training.run import Run
@@ -33,8 +34,9 @@ BY_KIND: dict[str, tuple[str, ...]] = {
     "real": ("normalised", "quantile"),
     "survival": ("observed", "weighted"),
 }
-WAYS = ("label_shift", "unlabelled", "by_class", "blended", "own", "quantiles", "pooled")
-WITHOUT_CLASSES = ("blended", "own", "quantiles", "pooled")
+QUANTILES = "quantiles"
+WAYS = ("label_shift", "unlabelled", "by_class", "blended", "own", QUANTILES, "pooled")
+WITHOUT_CLASSES = ("blended", "own", QUANTILES, "pooled")
 BLENDED = 30.0  # rows of all sites, by class, that stand beside a site's own
 
 
@@ -57,15 +59,16 @@ def fit(
     penalty: float = 0.01,
     free: int = 2,
     epsilon: float | None = None,
+    private_seed: int | None = None,
 ) -> Calibrated:
     """Thresholds for every site of a run, and how often they hold on rows that did not calibrate.
 
     By default `label_shift` for classes and `pooled` for other targets; scores are `least_ambiguous` for classes,
     `normalised` for real targets, `observed` for survival. With `confidence` the coverage is kept with that confidence
-    over the calibration rows, and not only on average over them.
+    over the calibration rows, and not only on average over them. With `epsilon` every site adds noise to its histogram
+    before it leaves it, and to how often promises hold there; sizes are not told. `private_seed` is for tests, and NOT
+    PRIVATE.
     """
-    if epsilon is not None:
-        raise InputError("epsilon: histograms can't be noised yet; leave epsilon out, and calibrate without privacy")
     held = held or held_out(run)
     kind = held.p.kind
     if kind not in BY_KIND:
@@ -78,8 +81,13 @@ def fit(
     if kind != "classes" and way not in WITHOUT_CLASSES:
         raise InputError(f"way {way!r} needs classes; {kind} targets take {', '.join(WITHOUT_CLASSES)}")
     spread = target_spread(run)
-    gathered = gather(held, score, spread, coverage, penalty, free)
-    mix = mixes(run, held, gathered, way)
+    gathered = gather(held, score, spread, coverage, penalty, free, coarsely=epsilon is not None)
+    random = source_of(private_seed)
+    if epsilon is None:
+        mix = mixes(run, held, gathered, way)
+    else:
+        check_noised(way, score, epsilon)
+        gathered, mix = _noised(gathered, epsilon, random)
     thresholds, everywhere = THRESHOLDS[way](gathered, mix, coverage, confidence)
     sites = tuple(run.task.clients.name(k) for k in range(len(run.task.clients)))
     total = int(gathered.counts.sum().round())
@@ -89,15 +97,31 @@ def fit(
         penalty=penalty,
         free=free,
         confidence=confidence,
-        source=held.source,
+        source=held.source if epsilon is None else f"{held.source}; noised, epsilon {epsilon:g} for every row",
     )
-    return _judged(made, held)
+    made = _judged(made, held)
+    if epsilon is not None:
+        pairs = zip(made.judged["hits"].tolist(), made.judged["rows"].tolist())
+        hits = np.array([noised_hits(h, n, epsilon, random) for h, n in pairs])
+        made.judged.update(hits=hits, size=np.full(len(hits), np.nan))
+    return made
 
 
-def gather(held: Held, score: str, spread: Tensor, coverage: float, penalty: float, free: int) -> Gathered:
+def _noised(gathered: Gathered, epsilon: float, random: np.random.Generator) -> tuple[Gathered, Tensor]:
+    """What sites send under noise, added and decoded; and their label mixes by their noised totals alone."""
+    sent = [noised(counts, epsilon, random) for counts in gathered.own]
+    counts = cautious(torch.stack(sent).sum(0), len(sent), epsilon)
+    mix = torch.stack([of.mix_of_labels(one[:, -1].clamp_min(0), counts.sum(1)) for one in sent])
+    return Gathered(counts, [], gathered.edges), mix
+
+
+def gather(
+    held: Held, score: str, spread: Tensor, coverage: float, penalty: float, free: int, coarsely: bool = False
+) -> Gathered:
     """Every site's histogram; a row that two sites hold is counted once in the sum."""
     classes = held.p.mean.shape[-1] if held.p.kind == "classes" else 1
     edges = edges_of(score, classes, penalty, free)
+    edges = coarse(edges) if coarsely else edges
     seen = torch.zeros(len(held.y), dtype=torch.bool)
     counts, own = torch.zeros(classes, len(edges) + 1, dtype=torch.float64), []
     for rows in held.sites:
@@ -213,7 +237,7 @@ THRESHOLDS: dict[str, Thresholds] = {
     "unlabelled": _shifted,
     "blended": _blended,
     "own": _own,
-    "quantiles": _quantiles,
+    QUANTILES: _quantiles,
 }
 
 

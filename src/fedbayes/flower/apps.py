@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from fedbayes.errors import InputError, disk_advice, unknown
 from fedbayes.experiments.build import options_of_method
-from fedbayes.experiments.experiment import Experiment, read, with_settings
+from fedbayes.experiments.experiment import Experiment, parse, read, with_settings
 from fedbayes.flower.answers import LOOKS, answer
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.grid import GridPost, content_of, letter_of
@@ -28,7 +29,7 @@ OWN = "fedbayes.own"
 
 def server_app(experiment: str | Path) -> ServerApp:
     """The server of an experiment. Run configuration: `output`, the run folder; `set`, as of `fedbayes run`; `job`:
-    train, or on what was trained calibrate or watch."""
+    train, or on what was trained calibrate or watch; `job-options`: what these take, such as "way=blended"."""
     app = ServerApp()
 
     @app.main()
@@ -39,7 +40,8 @@ def server_app(experiment: str | Path) -> ServerApp:
         try:
             job = str(context.run_config.get("job", "train"))
             if job in JOBS:  # on the posterior of a run that was trained before
-                print(f"fedbayes: {JOBS[job](x, folder, GridPost(grid))}", flush=True)
+                options = job_options(job, str(context.run_config.get("job-options", "")))
+                print(f"fedbayes: {JOBS[job](x, folder, GridPost(grid), **options)}", flush=True)
             elif job != "train":
                 raise unknown("job", job, ["train", *JOBS])
             else:
@@ -53,6 +55,18 @@ def server_app(experiment: str | Path) -> ServerApp:
         print(f"fedbayes: finished; the posterior is in {folder.resolve()}", flush=True)
 
     return app
+
+
+def job_options(job: str, text: str) -> dict[str, Any]:
+    """Options of a job from words `key=value`, checked against what it takes."""
+    known = [name for name, p in inspect.signature(JOBS[job]).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    options: dict[str, Any] = {}
+    for word in shlex.split(text):
+        key, sign, value = word.partition("=")
+        if not sign or key not in known:
+            raise unknown(f"option of the job {job}", key, known)
+        options[key] = parse(value, key)
+    return options
 
 
 def client_app(experiment: str | Path, *, state: str | Path | None = None) -> ClientApp:

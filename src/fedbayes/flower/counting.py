@@ -80,8 +80,10 @@ class Looking(Asking):
         return {**super().coded(), **self.about}
 
 
-def secure_counts(asking: Asking, state: FederationState, about: Head, shape: tuple[int, ...]) -> torch.Tensor:
-    """The histograms of all clients, added under masks: nobody's own is seen. Whole numbers, exactly."""
+def secure_counts(
+    asking: Asking, state: FederationState, about: Head, shape: tuple[int, ...]
+) -> tuple[torch.Tensor, int]:
+    """The histograms of all clients, added under masks, and of how many: whole numbers. Nobody's own is seen."""
     from fedbayes.flower.secure_round import SecureRound  # needs Flower's cryptography
 
     if state.kept.members or state.kept.noise is not None:
@@ -99,6 +101,6 @@ def secure_counts(asking: Asking, state: FederationState, about: Head, shape: tu
     if outcome.terms is None:
         raise InputError(f"no secure sum of histograms came about ({'; '.join(asking.notes)[:500]})")
     counts = outcome.terms[PART]["counts"].reshape(shape)
-    if not torch.equal(counts, counts.round()) or bool((counts < 0).any()):
+    if not torch.equal(counts, counts.round()) or (not about["epsilon"] and bool((counts < 0).any())):
         raise InputError("the secure sum holds what are no counts: one of its clients has spoilt it under its masks")
-    return counts
+    return counts, outcome.counted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,13 +11,14 @@ import numpy as np
 import torch
 
 from fedbayes.errors import InputError, unknown
-from fedbayes.evaluate.conformal import BY_KIND, THRESHOLDS, WAYS, WITHOUT_CLASSES, Gathered, edges_of
+from fedbayes.evaluate.conformal import BY_KIND, QUANTILES, THRESHOLDS, WAYS, WITHOUT_CLASSES, Gathered
+from fedbayes.evaluate.noised import cautious, check_noised
 from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment, folder_name
 from fedbayes.flower.border import LARGEST, Refusal, guarded, listed, opened, whole
 from fedbayes.flower.counting import secure_counts
 from fedbayes.flower.federated import carried, federated
-from fedbayes.flower.looks import COUNTS, spread_at
+from fedbayes.flower.looks import COUNTS, job_edges, spread_at
 from fedbayes.flower.node import CALIBRATE, PROMISE, WATCH
 from fedbayes.flower.post import Answer, Post
 from fedbayes.flower.remote import Remote
@@ -25,6 +27,7 @@ from fedbayes.runs import calibrated, checkpoint, watched
 from fedbayes.runs import martingale as bets
 from fedbayes.runs.calibrated import Calibrated
 from fedbayes.runs.watched import Alarm, Channel, State
+from fedbayes.scores.label_shift import quantile_of_quantiles
 from fedbayes.training.run import Run
 
 Value = TypeVar("Value")
@@ -57,19 +60,27 @@ def calibrate(
 
     Writes `calibration.npz` into the run's folder, as `fedbayes calibrate` does.
     """
-    if epsilon is not None:
-        raise InputError("epsilon: histograms can't be noised yet; leave epsilon out, and calibrate without privacy")
     job = Job(experiment, folder, post)
     about = _about(job.kind, way, score, {"coverage": coverage, "penalty": penalty, "free": free})
-    about |= {"confidence": confidence or 0.0, "spread": spread_at(job.task)}
-    secure, classes = job.engine.settings.secure, job.task.clients.data.classes if job.kind == "classes" else 1
-    edges = edges_of(about["score"], classes, penalty, free)
-    counts = _summed(job, about, (classes, len(edges) + 1))
-    told = job.ask(PROMISE, about, {COUNTS: counts.numpy()}, lambda a, e, n: _told(a, e, classes, n // 2, secure))
+    about |= {"confidence": confidence or 0.0, "spread": spread_at(job.task), "epsilon": epsilon or 0.0}
+    if epsilon is not None:
+        check_noised(about["way"], about["score"], epsilon)
+    classes = job.task.clients.data.classes if job.kind == "classes" else 1
+    edges = job_edges(about, classes)
+    counts, one, rows = torch.zeros(classes, len(edges) + 1, dtype=torch.float64), None, 0
+    if about["way"] == QUANTILES:
+        one, rows = _quantile(job, about)
+    else:
+        counts = _summed(job, about, tuple(counts.shape))
+    value = counts.numpy() if one is None else np.full((1, 1), one)
+    hidden = job.engine.settings.secure or epsilon is not None
+    told = job.ask(PROMISE, about, {COUNTS: value}, lambda a, e, n: _told(a, e, classes, n // 2, hidden))
     answers = dict(told)
     if not answers:
         raise InputError(f"no client answered ({'; '.join(job.take_notes()) or 'no node is online'})")
     made = _made(job, about, Gathered(counts, [], edges), answers, confidence)
+    if one is not None:
+        made = replace(made, everywhere=torch.full((classes,), one, dtype=torch.float64), rows=rows)
     calibrated.write(job.home, made)
     return made
 
@@ -80,30 +91,52 @@ def _about(kind: str, way: str | None, score: str | None, numbers: Head) -> Head
     able = [s for s in BY_KIND[kind] if s != "weighted"]
     if score not in able:
         raise unknown(f"conformal score for {kind} on Flower", score, able)
-    ways = [w for w in (WAYS if kind == "classes" else WITHOUT_CLASSES) if w != "quantiles"]
+    ways = WAYS if kind == "classes" else WITHOUT_CLASSES
     if way not in ways:
         raise unknown("way to calibrate on Flower", way, ways)
     return {"score": score, "way": way, **numbers}
 
 
-def _summed(job: Job, about: Head, shape: tuple[int, int]) -> torch.Tensor:
-    """The added histograms of all clients, in the clear or under masks."""
+def _summed(job: Job, about: Head, shape: tuple[int, ...]) -> torch.Tensor:
+    """The added histograms of all clients, in the clear or under masks; cautious where they are noised."""
+    epsilon = about["epsilon"]
+    sent = (shape[0], shape[1] + 1) if epsilon else shape
     if job.engine.settings.secure:
-        return secure_counts(job.engine.asking, job.run._final, about, shape)
-    own = dict(job.ask(CALIBRATE, about, {}, lambda a, e, n: _counts(a, e, shape, (n + 1) // 2)))
+        counts, sites = secure_counts(job.engine.asking, job.run._final, about, sent)
+    else:
+        own = _own(job, about, lambda a, e, n: _counts(a, e, sent, None if epsilon else (n + 1) // 2))
+        counts, sites = torch.stack([own[k] for k in sorted(own)]).sum(0), len(own)
+    return cautious(counts, sites, epsilon) if epsilon else counts
+
+
+def _quantile(job: Job, about: Head) -> tuple[float, int]:
+    """The one of the clients' quantiles that covers as promised, and how many rows they are of."""
+    if job.engine.settings.secure:
+        raise InputError(f"way {QUANTILES!r} needs every site's own number, which a secure sum hides; take another")
+    if about["confidence"]:
+        raise InputError("confidence: one number from each site says nothing of it; take another way")
+    own = _own(job, about, lambda a, e, n: (_number(a, e), (n + 1) // 2))
+    numbers, rows = (torch.tensor([own[k][i] for k in sorted(own)], dtype=torch.float64) for i in range(2))
+    return quantile_of_quantiles(numbers, rows, about["coverage"]), int(rows.sum())
+
+
+def _own(job: Job, about: Head, parse: Callable[[Answer, Head, int], Value]) -> dict[int, Value]:
+    """What each client answers to being asked to calibrate."""
+    own = dict(job.ask(CALIBRATE, about, {}, parse))
     if not own:
         raise InputError(f"no client sent a histogram ({'; '.join(job.take_notes()) or 'no node is online'})")
-    return torch.stack([own[k] for k in sorted(own)]).sum(0)
+    return own
 
 
 def _made(job: Job, about: Head, sums: Gathered, told: dict[int, Told], confidence: float | None) -> Calibrated:
     """What clients told, as the calibration of a run."""
-    who, secure = sorted(told), job.engine.settings.secure
+    who, epsilon = sorted(told), about["epsilon"]
+    hidden = job.engine.settings.secure or epsilon
     classes, coverage = len(sums.counts), about["coverage"]
     mixes = torch.ones(len(who), classes, dtype=torch.float64) / classes
     _, everywhere = THRESHOLDS["pooled"](sums, mixes, coverage, confidence)
     thresholds = torch.stack([told[k].thresholds for k in who])
-    if secure and about["way"] in ("pooled", "by_class"):  # which are the same everywhere
+    if hidden and about["way"] in ("pooled", "by_class"):  # which are the same everywhere
         thresholds, _ = THRESHOLDS[about["way"]](sums, mixes, coverage, confidence)
     made = Calibrated(
         *(job.kind, about["score"], about["way"], coverage, tuple(job.task.clients.name(k) for k in who)),
@@ -112,10 +145,14 @@ def _made(job: Job, about: Head, sums: Gathered, told: dict[int, Told], confiden
         penalty=about["penalty"],
         free=about["free"],
         confidence=confidence,
-        source="half of the clients' test rows" + ("; sites keep their thresholds" if secure else ""),
+        source="half of the clients' test rows"
+        + (f"; noised, epsilon {epsilon:g} for every row" if epsilon else "")
+        + ("; sites keep their thresholds" if hidden else ""),
     )
     for name in ("rows", "hits", "size"):
         made.judged[name] = np.array([getattr(told[k], name) for k in who], dtype=np.float64)
+    if epsilon:
+        made.judged["size"][:] = np.nan  # which is not told
     return made
 
 
@@ -192,14 +229,24 @@ def _array(letter: Letter, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return a
 
 
-def _counts(answer: Answer, expected: Head, shape: tuple[int, ...], rows: int) -> torch.Tensor:
-    """A histogram: whole numbers, of as many rows as calibrate."""
+def _counts(answer: Answer, expected: Head, shape: tuple[int, ...], rows: int | None) -> torch.Tensor:
+    """A histogram: whole numbers, of as many rows as calibrate; None: noised, and of any sign and sum."""
     counts = _array(opened(answer, expected), COUNTS, shape)
-    if not (np.isfinite(counts).all() and (counts >= 0).all() and (counts == np.round(counts)).all()):
+    if not (np.isfinite(counts).all() and (counts == np.round(counts)).all() and (np.abs(counts) < 2**40).all()):
         raise Refused("its histogram holds what are no counts")
-    if counts.sum() != rows:
+    if rows is not None and (counts < 0).any():
+        raise Refused("its histogram holds what are no counts")
+    if rows is not None and counts.sum() != rows:
         raise Refused(f"its histogram is of {counts.sum():g} rows, but {rows} of its test rows calibrate")
     return torch.from_numpy(counts.copy())
+
+
+def _number(answer: Answer, expected: Head) -> float:
+    """A quantile of scores; infinite where a client has too few rows for one."""
+    number = float(_array(opened(answer, expected), COUNTS, (1, 1))[0, 0])
+    if np.isnan(number):
+        raise Refused("its quantile is no number")
+    return number
 
 
 def _told(answer: Answer, expected: Head, classes: int, rows: int, hidden: bool) -> Told:

@@ -13,18 +13,20 @@ from torch import Tensor
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.errors import InputError, one_line
 from fedbayes.evaluate.calibration import target_spread
-from fedbayes.evaluate.conformal import THRESHOLDS, Gathered, edges_of, site_histograms
+from fedbayes.evaluate.conformal import QUANTILES, THRESHOLDS, Gathered, edges_of, site_histograms
+from fedbayes.evaluate.noised import coarse, noised, noised_hits, source_of
 from fedbayes.evaluate.stream import read_stream
 from fedbayes.evaluate.watch import watch as watch_of
 from fedbayes.federation.kept import apart
 from fedbayes.federation.program import FederationState
 from fedbayes.flower.kept import Kept
 from fedbayes.flower.node import Node
-from fedbayes.flower.wire import Coding, Letter, Refused, read
+from fedbayes.flower.wire import Coding, Head, Letter, Refused, read
 from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
 from fedbayes.posterior.values import Parts
 from fedbayes.runs.calibrated import Calibrated
+from fedbayes.scores.conformal import conformal_threshold
 from fedbayes.scores.label_shift import mix_by_em, mix_of_labels
 from fedbayes.training.rounds import Progress
 from fedbayes.training.run import Run
@@ -40,6 +42,12 @@ def run_of(node: Node, letter: Letter, like: Parts) -> Run:
     broadcast, beside = apart(parts)
     state = FederationState(letter.head["round"], broadcast, kept=beside)
     return Run(node.task, Progress(state), [])
+
+
+def job_edges(head: Head, classes: int) -> Tensor:
+    """The edges of a job's histograms; few where they are noised."""
+    edges = edges_of(head["score"], classes, head["penalty"], head["free"])
+    return coarse(edges) if head["epsilon"] else edges
 
 
 def halves(node: Node) -> tuple[Tensor, Tensor]:
@@ -64,7 +72,7 @@ def _histograms(node: Node, run: Run, head: dict[str, Any]) -> tuple[Tensor, Pre
         raise Refused("it has no test rows")
     p, y = _predicted(node, run, rows)
     classes = p.mean.shape[-1] if p.kind == "classes" else 1
-    edges = edges_of(head["score"], classes, head["penalty"], head["free"])
+    edges = job_edges(head, classes)
     spread = torch.tensor(head["spread"], dtype=torch.float64)
     with quick_cpu():
         counts = site_histograms(*(p, y, head["score"], edges, spread, head["coverage"], head["penalty"], head["free"]))
@@ -73,15 +81,24 @@ def _histograms(node: Node, run: Run, head: dict[str, Any]) -> tuple[Tensor, Pre
 
 def histograms(node: Node, state: FederationState, head: dict[str, Any]) -> Tensor:
     """The client's counts under a posterior, for a sum under masks."""
-    return _histograms(node, Run(node.task, Progress(state), []), head)[0]
+    return _sent(_histograms(node, Run(node.task, Progress(state), []), head)[0], head)
+
+
+def _sent(counts: Tensor, head: Head) -> Tensor:
+    """Counts as they leave a client: noised where the job says so."""
+    return noised(counts, head["epsilon"], source_of()) if head["epsilon"] else counts
 
 
 def calibrate(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
-    """A histogram of scores of the rows that calibrate, by class where targets are classes."""
+    """A histogram of scores of the rows that calibrate, by class where targets are classes; or its quantile alone."""
     if node.secure:
         raise Refused("its experiment says secure = true: histograms leave it under masks alone")
-    counts = _histograms(node, run_of(node, letter, like), letter.head)[0]
-    return Letter(node.reply(letter), {COUNTS: counts.numpy()})
+    head = letter.head
+    counts, _, _, edges = _histograms(node, run_of(node, letter, like), head)
+    if head["way"] == QUANTILES:
+        one = conformal_threshold(counts.sum(0), edges, head["coverage"])
+        return Letter(node.reply(letter), {COUNTS: np.full((1, 1), one)})
+    return Letter(node.reply(letter), {COUNTS: _sent(counts, head).numpy()})
 
 
 def promise(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
@@ -89,19 +106,25 @@ def promise(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
     head, run = letter.head, run_of(node, letter, like)
     own, p, y, edges = _histograms(node, run, head)
     counts = torch.from_numpy(letter.arrays[COUNTS].astype(np.float64))
-    if counts.shape != own.shape:
+    if counts.shape != ((1, 1) if head["way"] == QUANTILES else own.shape):
         raise Refused("the added histograms are of another shape")
     mix = torch.ones(1, 1, dtype=torch.float64)
     if p.kind == "classes":
         data, clients = node.task.clients.data, node.task.clients
         everywhere = counts.sum(1)
-        if head["way"] == "unlabelled":
+        if head["way"] == QUANTILES:
+            mix = torch.full((1, len(own)), 1 / len(own), dtype=torch.float64)  # which nobody needs to know
+        elif head["way"] == "unlabelled":
             mix = mix_by_em(p.probs, everywhere / everywhere.sum())[None]
         else:
             trained = torch.bincount(data.y[clients.train_rows(node.client)].cpu(), minlength=data.classes)
             mix = mix_of_labels(own.sum(1) + trained, everywhere)[None]
     confidence = head["confidence"] if head["confidence"] > 0 else None
-    thresholds, pooled = THRESHOLDS[head["way"]](Gathered(counts, [own], edges), mix, head["coverage"], confidence)
+    if head["way"] == QUANTILES:  # the server's one number, for every class
+        thresholds = counts.expand(1, len(own))
+        pooled = thresholds[0]
+    else:
+        thresholds, pooled = THRESHOLDS[head["way"]](Gathered(counts, [own], edges), mix, head["coverage"], confidence)
     made = Calibrated(
         *(p.kind, head["score"], head["way"], head["coverage"], ("here",), thresholds, pooled, int(counts.sum())),
         *(counts, edges, mix, torch.tensor(head["spread"], dtype=torch.float64)),
@@ -113,9 +136,12 @@ def promise(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
     if len(rows):
         p, y = _predicted(node, run, rows)
         hits, size = int(made.covered(p, y, 0).sum()), float(made.sizes(p, 0).mean())
+    if head["epsilon"]:
+        hits, size = noised_hits(hits, len(rows), head["epsilon"], source_of()), 0.0
     said = {"rows": len(rows), "hits": hits, "size": size}
     # Where its histogram was hidden, its mix and what follows from it stay at home too.
-    shown = {} if node.secure else {"thresholds": thresholds[0].numpy(), "mix": mix[0].numpy()}
+    hidden = node.secure or head["epsilon"]
+    shown = {} if hidden else {"thresholds": thresholds[0].numpy(), "mix": mix[0].numpy()}
     return Letter(node.reply(letter, **said), shown)
 
 
