@@ -13,7 +13,9 @@ from fedbayes.clients.ghost import of_points
 from fedbayes.clients.point import _loss
 from fedbayes.clients.private_rows import ROW_BATCH, ROW_CLIP, ROW_NOISE, by_row, private_gradients
 from fedbayes.clients.variational import Expectation
-from fedbayes.engine.batches import schedule
+from fedbayes.engine.batches import schedule, widest
+from fedbayes.engine.chunks import chunks_of
+from fedbayes.engine.feed import table_of
 from fedbayes.errors import InputError
 from fedbayes.federation.accounting import Spent, epsilon_of
 from fedbayes.model.chain import chain_of
@@ -228,6 +230,29 @@ def test_large_noise_drowns_and_small_noise_learns() -> None:
         right[noise] = float((run.predict(x_new).probs.argmax(-1) == (x_new[:, 0] > 0).long()).double().mean())
     assert right[0.3] > 0.93
     assert right[300.0] < 0.9
+
+
+def test_tables_of_private_steps_are_of_one_width_where_they_are_a_graph() -> None:
+    """Samples that differ from round to round fit into it, and the last place of all says that a step is taken."""
+    task = prepare(network(), sites(), method=METHODS["feduab"], rounds=9, engine="stacked", **PRIVATE)
+    order = task.plan(task.begin()).closing
+    bound = task.engine.bound(task.program, order)
+    phase, widths, flexible = task.program.client.phases[0], set(), set()
+    for number in range(9):
+        at = order._replace(round=number)
+        seats = [seat for chunk in chunks_of([bound], [at]) for seat in chunk]
+        for mode, seen in (("eager", flexible), ("graph", widths)):
+            bound.steps.mode = mode
+            table = table_of([bound], [at], seats, 0)
+            seen.add(table.rows.shape[-1])
+            taken = [len(bound.schedule(number, seat.client, 0).rows) for seat in seats]
+            for c, (seat, steps) in enumerate(zip(seats, taken)):
+                assert bool(table.live[:steps, c, 0, -1].all())
+                assert not bool(table.live[steps:, c].any())
+                inside = bound.schedule(number, seat.client, 0).live[:, 0, :-1].sum(1)
+                assert torch.equal(table.live[:steps, c, 0, :-1].sum(1), inside)
+    assert widths == {max(widest(n, phase) for n in (4, 9, 26))}
+    assert len(flexible) > 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

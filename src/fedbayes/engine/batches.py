@@ -40,7 +40,7 @@ def schedule(rows: Tensor, phase: Phase, *address: int | str) -> Schedule:
     return Schedule(shape(table), shape((torch.arange(n + padding) < n).expand_as(table)) if padding else None)
 
 
-def places(n: int, phase: Phase) -> int:
+def widest(n: int, phase: Phase) -> int:
     """Places that nearly every sample of a private step fits into, and that which is nobody's: 6 deviations more than
     the rows expected."""
     spread = math.sqrt(phase.batch * max(0.0, 1 - phase.batch / n))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Batch, Info
-from fedbayes.engine.batches import places
+from fedbayes.engine.batches import widest
 from fedbayes.engine.bound import Bound
 from fedbayes.engine.outcomes import Seat
 from fedbayes.engine.steps import Table
@@ -23,7 +23,7 @@ def table_of(bounds: Sequence[Bound], orders: Sequence[Order], seats: list[Seat]
     schedules = [bounds[s.member].schedule(orders[s.member].round, s.client, place) for s in seats]
     lengths, width = {len(one.rows) for one in schedules}, max(one.rows.shape[-1] for one in schedules)
     if phase.private and bounds[0].steps.mode == "graph":  # which is of one shape
-        width = max(width, *(places(len(s.rows), phase) for s in seats))
+        width = max(width, *(widest(len(s.rows), phase) for s in seats))
     if len(lengths) == 1 and not any(seat.ghost or one.live is not None for seat, one in zip(seats, schedules)):
         return Table(torch.stack([one.rows for one in schedules], 1), None)
     rows = torch.zeros(max(lengths), len(seats), phase.batches, width, dtype=torch.int64)
