@@ -61,9 +61,10 @@ def test_new_rows_are_coded_as_the_training_rows_were(home, tmp_path):
         trained.predict({"ward": ["a"], "age": [3.0]})
 
 
-def test_exports_hold_the_coding(home, tmp_path):
+def test_exports_hold_the_coding(home, tmp_path, recwarn):
     trained = fb.load(home / "run")
     export(trained, tmp_path / "model", "ensemble", draws=4)
+    assert not [w for w in recwarn if "tensor" in str(w.message)]  # such as torch's of slices
     card = json.loads((tmp_path / "model" / "model.json").read_text())
     assert [column["name"] for column in card["coding"]["columns"]] == ["age", "ward", "dose"]
     assert card["coding"]["columns"][1]["values"] == ["a", "b", "c"]
@@ -153,3 +154,11 @@ def test_nodes_need_no_rows_but_their_own(home, tmp_path):
     one = alone(at_site, {"folder": str(home)}, 2, 1)
     torch.testing.assert_close(one.data.x, whole.data.x[whole.train_rows(1)], equal_nan=True)
     assert one.data.prepare == whole.data.prepare
+
+
+def test_a_run_that_was_saved_for_its_report_says_so(home, tmp_path):
+    clients = fb.data.from_tables(home / "sites", "ill", thin="keep")
+    folder = fb.save(fb.fit("linear", clients, method="fedavg", rounds=1), tmp_path / "saved")
+    for use in (fb.load, resume):
+        with pytest.raises(InputError, match=r"written by fb\.save, for reports, and holds no posterior; to predict"):
+            use(folder)

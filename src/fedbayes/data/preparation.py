@@ -137,7 +137,8 @@ class TableColumns:
             [part.sites[k] if part.sites else (part.mean, part.deviation) for part in parts] for k in range(count)
         ]
         own = [(part.mean, part.deviation) for part in parts]
-        self.scales = tensor([own, *scales]).unbind(-1)  # means and deviations, each [1 + sites, G]
+        # Means and deviations, each [1 + sites, G]; copies, as an export can't keep half of a tensor.
+        self.scales = tuple(scale.clone() for scale in tensor([own, *scales]).unbind(-1))
 
     def __call__(self, x: Tensor) -> Tensor:
         stored = x.double()

@@ -19,7 +19,7 @@ from fedbayes.experiments.experiment import Experiment, folder_name, read_whole,
 from fedbayes.experiments.keys import FLOWER
 from fedbayes.runs import checkpoint, coding, evaluation, journal, locks, samples
 from fedbayes.runs.own import OwnFiles
-from fedbayes.runs.recording import CONFIG, Recording, write_once
+from fedbayes.runs.recording import CONFIG, SAVED, Recording, write_once
 from fedbayes.training.callbacks import called_back
 from fedbayes.training.rounds import Progress, Task, refuse_diverged, rounds
 from fedbayes.training.run import Run
@@ -63,6 +63,8 @@ def run(
     folder = Path(folder)
     if experiment.engine == FLOWER and carrier is None:
         raise InputError('engine = "flower" runs by `fedbayes run` or `flwr run`; in Python use fedbayes.flower')
+    if network is None:
+        refuse_saved(experiment, folder)
     check_tables(experiment)
     experiment = experiment.settled
     refuse_another(experiment, folder)
@@ -104,6 +106,15 @@ def resume(
     return run(experiment_in(folder), folder, watch, network=network, clients=clients)
 
 
+def refuse_saved(experiment: Experiment, folder: Path) -> None:
+    """Refuse a folder that `fb.save` has written for a report: it holds no posterior."""
+    if experiment.network == SAVED:
+        raise InputError(
+            f"{folder} was written by fb.save, for reports, and holds no posterior; to predict, export or go on, keep "
+            "the run in Python, or train an experiment file by `fedbayes run`"
+        )
+
+
 def load(
     folder: str | Path,
     *,
@@ -121,6 +132,7 @@ def load(
         folder, experiment = folder / folder_name(experiment.method), experiment.only(experiment.method)
     here = experiment if device is None else replace(experiment, device=device)
     paths = checkpoint.paths(folder)
+    refuse_saved(experiment, whole)
     if not paths:
         raise InputError(f"{folder} has no checkpoint yet; run `fedbayes resume {whole}` to train it")
     if clients is None:

@@ -17,6 +17,7 @@ from fedbayes.training.rounds import Progress, Task
 from fedbayes.training.run import Run
 
 CONFIG = "config.toml"
+SAVED = "own"  # the network that a folder names where it was written by `fb.save`
 SECONDS = 2.0  # between checkpoints where the experiment does not say how many rounds
 
 Begun = Callable[[str, Task, list[journal.Record]], None]

@@ -9,7 +9,7 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.files import write_atomically
 from fedbayes.runs import coding, evaluation, journal
-from fedbayes.runs.recording import CONFIG
+from fedbayes.runs.recording import CONFIG, SAVED
 from fedbayes.training.private import PrivateRun
 from fedbayes.training.run import Run
 
@@ -29,7 +29,7 @@ def save(run: Run, folder: str | Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     experiment = Experiment(
         data=task.clients.data.name,
-        network="own",
+        network=SAVED,
         partition="natural" if task.clients.names else "own",
         clients=len(task.clients),
         method=task.method,
