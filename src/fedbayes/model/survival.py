@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from fedbayes.errors import InputError
 
 LEAST, MOST = 1e-4, 0.5  # of the chances of an event in an interval to begin with
+EXPECTED = 2.0  # events of one row in one interval, above which its likelihood is bent
+log_expected = math.log(EXPECTED)
 
 
 class Cuts(NamedTuple):
@@ -58,12 +61,15 @@ def partial_log_likelihood(risk: Tensor, target: Tensor) -> Tensor:
 def exponential_log_likelihood(risk: Tensor, log_masses: Tensor, target: Tensor, cuts: Cuts) -> Tensor:
     """Log-likelihood [B] of a hazard that is constant in each interval, up to a constant.
 
-    sum_j event_ij (log m_j + f_i) - share_ij m_j exp f_i, with m_j the hazard of a whole interval.
+    sum_j event_ij (log m_j + f_i) - share_ij m_j exp f_i, with m_j the hazard of a whole interval. Where a row would
+    have more than `EXPECTED` events in an interval, its term goes on with the logarithm's slope: draws of a wide
+    posterior have such rows, and a single one would outweigh all others.
     """
     time, event = target.unbind(-1)
     inside, passed = spans(time, cuts)
     log = log_masses + risk[..., None]
-    return (event[..., None] * inside * log - passed * log.exp()).sum(-1)
+    beyond = (log - log_expected).clamp(min=0)
+    return (event[..., None] * inside * log - passed * (log - beyond).exp() * (1 + beyond)).sum(-1)
 
 
 def chances_in(y: Tensor, cuts: Sequence[float]) -> tuple[float, ...]:
