@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Passive waiting keeps a step's time steady when another process is busy on the same cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: run test fuzz test-flower lint bench docs clean
+.PHONY: run test fuzz test-slow test-flower lint bench docs clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedbayes needs Python 3.11 or newer; set PYTHON=python3.11 (or newer)")'
@@ -17,7 +17,11 @@ run: $(BIN)/.installed
 	$(BIN)/fedbayes run quickstart
 
 test: $(BIN)/.installed lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not flower"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not flower and not slow"
+
+# Tables that take minutes, such as all of scikit-learn's checks on the estimators' defaults.
+test-slow: $(BIN)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow
 
 # Damaged experiment files, data files and run folders by the thousand; FUZZ="--folders 100 --first 2000" chooses.
 fuzz: $(BIN)/.installed

@@ -14,7 +14,7 @@ from fedbayes.errors import InputError
 from fedbayes.model.likelihood import cox, hazard, likelihood_for
 from fedbayes.model.model import Model
 from fedbayes.model.predictive import band_of
-from fedbayes.model.survival import chances_in
+from fedbayes.model.survival import Cuts, chances_in, exponential_log_likelihood
 
 KEPT = json.loads((Path(__file__).parents[1] / "scores/survival_oracle.json").read_text())
 TIMES = (0.2, 0.6, 1.5)
@@ -64,6 +64,19 @@ def test_coxs_partial_likelihood_by_a_loop_and_padding_is_free():
     rubbish = torch.full((3, 2), 9.0)
     whole = model.nll(output, TARGET, None, weights)
     torch.testing.assert_close(model.nll(padded, torch.cat([TARGET, rubbish]), mask, weights), whole)
+
+
+def test_a_draw_that_expects_many_events_does_not_outweigh_the_others():
+    """The baseline's slope by a row is that of the likelihood up to two events expected, and bounded beyond."""
+    cuts, target = Cuts.of((1.0, 2.0)), torch.tensor([[2.0, 0.0]]).double()
+
+    def slope(risk):
+        masses = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        value = exponential_log_likelihood(torch.tensor([risk]).double(), masses, target, cuts).sum()
+        return torch.autograd.grad(value, masses)[0].tolist()
+
+    assert slope(0.5) == pytest.approx([-np.exp(0.5)] * 2)
+    assert slope(30.0) == pytest.approx([-2.0] * 2)
 
 
 def test_first_chances_are_those_of_the_rows():

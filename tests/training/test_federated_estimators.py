@@ -9,7 +9,7 @@ from sklearn.feature_selection import SelectKBest
 from sklearn.linear_model import BayesianRidge, LogisticRegression
 from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
 import fedbayes as fb
 from fedbayes.data.values import Values
@@ -21,6 +21,32 @@ QUICK = fb.methods.fedavg(epochs=40, batch=512, optimiser="adam", lr=0.1)
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks([cls(method=QUICK, rounds=1) for cls in (fb.FederatedClassifier, fb.FederatedRegressor)])
 def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+DEFAULTS = [fb.FederatedClassifier(), fb.FederatedRegressor()]
+# Of the checks on the defaults, those that look at what a fit came to: seconds, where all of them take minutes.
+SHORT = ("check_fit_idempotent", "check_methods_subset_invariance", "check_dict_unchanged", "check_n_features_in")
+
+
+def name_of(check):
+    return getattr(check, "func", check).__name__
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("estimator", DEFAULTS, ids=lambda e: type(e).__name__)
+def test_the_defaults_pass_some_of_scikit_learns_checks(estimator, name):
+    checks = [(e, check) for e, check in estimator_checks_generator(clone(estimator)) if name_of(check) == name]
+    assert checks
+    for e, check in checks:
+        check(e)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks([clone(estimator) for estimator in DEFAULTS])
+def test_the_defaults_pass_all_of_scikit_learns_checks(estimator, check):
     check(estimator)
 
 
@@ -73,8 +99,13 @@ def test_pipelines_searches_and_sites_as_groups():
     )
     assert scores.shape == (3,)
     assert scores.mean() > 0.7
-    search = GridSearchCV(fb.FederatedClassifier(method=QUICK, rounds=1), {"scale": ["federation", "site"]}, cv=2)
-    assert search.fit(X, y, sites=sites).best_params_["scale"] in ("federation", "site")
+    search = GridSearchCV(
+        fb.FederatedClassifier(method=QUICK, rounds=1), {"scale": ["federation", "site"]}, cv=LeaveOneGroupOut()
+    )
+    search.fit(X, y, groups=sites, sites=sites)
+    assert search.n_splits_ == 3
+    assert search.best_params_["scale"] in ("federation", "site")
+    assert set(search.best_estimator_.sites_) == set(sites)
     assert clone(search.best_estimator_).get_params()["method"].options == QUICK.options
 
 

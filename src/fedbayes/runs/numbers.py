@@ -53,8 +53,8 @@ class BySite(NamedTuple):
 
 
 def by_site(arrays: Arrays) -> BySite | None:
-    """The scores by site of an evaluation; None where sites have no names, or are too many."""
-    if "client_errors" not in arrays or "client_names" not in arrays:
+    """The scores by site of an evaluation; None where sites have no names, are too many, or have no test rows."""
+    if "client_errors" not in arrays or "client_names" not in arrays or np.isnan(arrays["client_scores"]).all():
         return None
     names = arrays["score_names"].tolist()
     return BySite(
