@@ -33,7 +33,9 @@ def test_sentences_are_read_off_the_rows():
     assert held == (
         "FedAvg: attacks, of 2, that cost less than one point and .05 of NLL: plain 1, median 0, bounded 1."
     )
-    assert missing[0].startswith("FedAvg Dirichlet .3: not run: plain, bounded,")
+    assert missing[0] == "FedAvg Dirichlet .3: not run."
+    begun = attacks.missing([{**ROWS[0], "group": "FedAvg Dirichlet .3", "row": "plain"}])
+    assert begun[0].startswith("FedAvg Dirichlet .3: not run: bounded, median,")
     assert plain == (
         "FedAvg: plain, 95.00 % and NLL 0.200 without attackers, 50.00 % under noise (45.00 points less), "
         "NLL 2.000 under noise (+1.800)."
