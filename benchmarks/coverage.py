@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import betabinom
+from scipy.stats import betabinom, binom
 from torch import Tensor, nn
 
 import fedbayes as fb
@@ -41,7 +41,7 @@ MARGINS = torch.linspace(1.2, 4.5, CLASSES, dtype=torch.float64)  # how far a cl
 WAYS = ("pooled", "quantiles", "by_class", "own", "blended", "unlabelled", "label_shift")
 ALPHAS, SITES = (0.1, 0.3, 1.0, 10.0), (5, 20, 100, 1000)
 TESTED = 100  # rows of each site that judge
-JUDGED = 2000  # sites of a setting, over as many federations as it takes
+JUDGED = 500  # sites of a setting, over as many federations as it takes
 
 
 def rows_of(labels: Tensor, random: torch.Generator) -> Tensor:
@@ -51,7 +51,14 @@ def rows_of(labels: Tensor, random: torch.Generator) -> Tensor:
     return (MARGINS * x - MARGINS**2 / 2).softmax(1)
 
 
-def whole_band(shares: Tensor, own: Tensor, mixes: Tensor, everywhere: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def in_band(true: Tensor, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The chance [K] that of so many new rows of each site a share between `low` and `high` is held."""
+    ends = [np.round(TESTED * end) for end in (low - 1 / TESTED, high)]
+    least, most = (binom.cdf(end, TESTED, true.numpy()) for end in ends)
+    return np.asarray(most - least)
+
+
+def whole_band(shares: Tensor, own: float, mixes: Tensor, everywhere: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Ends [K] of the band that allows for the calibrating rows too: beta-binomial for as many as they are worth.
 
     The error of sum_c p(c) F_c(t) has two parts: of F_c by the rows of a class at all sites,
@@ -63,16 +70,16 @@ def whole_band(shares: Tensor, own: Tensor, mixes: Tensor, everywhere: Tensor) -
     between = ((mixes * shares**2).sum(1) - whole**2).clamp_min(0) / own
     n = (LEVEL * (1 - LEVEL) / (within + between).clamp_min(1e-9)).numpy()
     r = (n + 1) * LEVEL
-    return tuple(f(0.025, TESTED, r, n + 1 - r) / TESTED for f in (betabinom.ppf, betabinom.isf))  # type: ignore[return-value]
+    return betabinom.ppf(0.025, TESTED, r, n + 1 - r) / TESTED, betabinom.isf(0.025, TESTED, r, n + 1 - r) / TESTED
 
 
 def simulated(alpha: float, sites: int, calibrating: int, repeats: int) -> list[dict[str, Any]]:
-    """One row per way: over all sites, the share inside the exact band, true coverage of the worst tenth, mean size."""
+    """One row per way: over all sites, the chance to be inside the exact band, true coverage, mean size."""
     random = torch.Generator().manual_seed(int(1000 * alpha) + sites + calibrating)
     draw = np.random.default_rng(int(1000 * alpha) + sites + calibrating)
     edges = of.PROBABILITY_EDGES
     # F_c of every class on its own edges, from rows that nobody calibrates by.
-    many = 40_000 if repeats * sites > 100 else 2_000
+    many = 200_000 if repeats * sites > 100 else 2_000
     truth = torch.zeros(CLASSES, len(edges) + 1, dtype=torch.float64)
     for c in range(CLASSES):
         labels = torch.full((many,), c)
@@ -100,13 +107,11 @@ def simulated(alpha: float, sites: int, calibrating: int, repeats: int) -> list[
         for way in WAYS:
             thresholds, _ = THRESHOLDS[way](g, blind if way == "unlabelled" else labelled, LEVEL, None)
             sets = values <= thresholds[:, None]
-            share = sets.gather(2, tested[..., None])[..., 0].double().mean(1).numpy()
             place = torch.searchsorted(edges, thresholds).clamp_max(len(edges))
             shares = truth.gather(1, place.mT).mT  # F_c at the site's threshold
             true = (mixes * shares).sum(1)
-            found[way]["inside"] += ((low <= share) & (share <= high)).tolist()
-            least, most = whole_band(shares, torch.tensor(float(calibrating)), mixes, everywhere)
-            found[way]["inside_whole"] += ((least <= share) & (share <= most)).tolist()
+            found[way]["inside"] += in_band(true, low, high).tolist()
+            found[way]["inside_whole"] += in_band(true, *whole_band(shares, calibrating, mixes, everywhere)).tolist()
             found[way]["true"] += true.tolist()
             found[way]["size"] += sets.double().sum(2).mean(1).tolist()
     rows = []
@@ -138,7 +143,7 @@ def simulation(small: bool, only: str | None = None) -> list[dict[str, Any]]:
                     continue
                 if any((r["alpha"], r["sites"], r["rows"]) == (alpha, sites, calibrating) for r in rows):
                     continue
-                repeats = 1 if small else max(2, JUDGED // sites)
+                repeats = 1 if small else max(1, JUDGED // sites)
                 rows += simulated(alpha, sites, calibrating, repeats)
                 if not small:
                     write_atomically(CELLS, json.dumps(rows))

@@ -52,6 +52,7 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedbayes.flower.answers import LOOKS
 from fedbayes.flower.apps import client_app, server_app
 from fedbayes.flower.grid import ARRAYS
 
@@ -74,6 +75,10 @@ def evaluate(message, context):
 @client.evaluate("refine")
 def refine(message, context):
     return inner(message, context)
+
+
+for look in LOOKS:
+    client.evaluate(look.partition(".")[2])(lambda message, context: inner(message, context))
 
 
 @client.train()
@@ -126,6 +131,7 @@ class Machines:
             "FLWR_HOME": str(folder / ".flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
+            "NODE_CONFIG": f'stream="{folder}/stream.csv"',
             **({"KEY_USER": users[0], "APP_USER": users[1]} if users else {"ONE_USER": "yes"}),
         }
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -191,22 +197,22 @@ class Machines:
         options = {"options": {"epochs": 1, **(each or few)}}
         (self.folder / "experiment.toml").write_text(toml.dumps({**base, **table, **options}))
 
-    def train(self, output: str) -> Run:
+    def train(self, output: str, more: str = "") -> Run:
         """Start a run by `flwr run`, which exits with 0 where a SuperLink that has just started refuses it."""
         said: dict[str, Any] = {}
         for _ in range(20):
             said = json.loads(
-                self.call("flwr", "run", ".", self.folder.name, "-c", f'output="{output}"', "--format", "json")
+                self.call("flwr", "run", ".", self.folder.name, "-c", f'output="{output}" {more}', "--format", "json")
             )
             if "run-id" in said:
                 return Run(self, str(said["run-id"]), self.folder / output)
             time.sleep(3)
         raise AssertionError(said)
 
-    def complete(self, output: str) -> Path:
+    def complete(self, output: str, more: str = "") -> Path:
         """Train to the end. Flower fails a run whose machine stood still for a minute: then it is started again."""
         for _ in range(3):
-            if self.train(output).finish() == "finished:completed":
+            if self.train(output, more).finish() == "finished:completed":
                 return self.folder / output
         raise AssertionError(self.log("superlink")[-3000:])
 

@@ -41,7 +41,7 @@ def trained(tmp_path_factory):
 def test_histograms_are_added_and_thresholds_made_at_home(trained):
     folder, _, _ = trained
     post = InProcess(carried(EXPERIMENT))
-    made = calibrate(EXPERIMENT, folder, post, coverage=0.7)
+    made = calibrate(EXPERIMENT, folder, post, coverage=0.7, way="label_shift")
     assert made.sites == ("0", "1", "2")
     assert made.rows == 12  # half of eight test rows, of three sites
     assert made.judged["rows"].tolist() == [4, 4, 4]

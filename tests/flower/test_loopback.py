@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from in_process import InProcess
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedbayes[flower]"')
 
@@ -16,8 +18,11 @@ from machines import Machines, until
 
 import fedbayes as fb
 from fedbayes.experiments.experiment import read
+from fedbayes.flower.federated import carried
+from fedbayes.flower.jobs import calibrate
 from fedbayes.flower.watchdog import TURNED_AWAY
 from fedbayes.posterior.values import check
+from fedbayes.runs import calibrated, watched
 from fedbayes.runs.folder import run as run_here
 
 pytestmark = pytest.mark.flower
@@ -69,6 +74,30 @@ def test_five_rounds_of_feduab_are_those_of_the_loop_engine(machines: Machines) 
     machines.experiment(method="feduab", rounds=5, flower={"min_clients": 3, "timeout": 600})
     folder = machines.complete("runs/feduab")
     same(folder, near(machines, "runs/feduab")["feduab"])
+
+
+def test_nodes_calibrate_and_watch_what_was_trained(machines: Machines) -> None:
+    """The jobs of a node in a process of its own are those of one in this process."""
+    machines.experiment(method="feduab", rounds=1, flower={"min_clients": 3, "timeout": 600})
+    folder = machines.complete("runs/looked-at")
+    x = read(machines.folder / "experiment.toml")
+    for way in ("label_shift", "quantiles"):
+        machines.complete("runs/looked-at", f'job="calibrate" job-options="way={way} coverage=0.8"')
+        there = calibrated.read(folder)
+        here = calibrate(x, folder, InProcess(carried(x)), way=way, coverage=0.8)
+        assert (there.way, there.sites, there.rows) == (way, ("0", "1", "2"), here.rows)
+        torch.testing.assert_close(there.thresholds, here.thresholds)
+        assert there.judged["hits"].tolist() == here.judged["hits"].tolist()
+    machines.complete("runs/looked-at", 'job="calibrate" job-options="epsilon=8 coverage=0.5"')
+    assert "epsilon 8 for every row; sites keep their thresholds" in calibrated.read(folder).source
+
+    digits = np.load(machines.folder / "digits.npz")
+    rows = np.concatenate([digits["test_x"][:60].reshape(60, -1), 16 - digits["test_x"][:60].reshape(60, -1)])
+    for seen in (60, 120):  # a stream that has grown since the last look, in new processes
+        np.savetxt(machines.folder / "stream.csv", rows[:seen], delimiter=",")
+        machines.complete("runs/looked-at", 'job="watch"')
+        states = watched.states_in(folder)
+        assert [(s.site, s.rows) for s in states] == [(k, seen) for k in "012"]
 
 
 def test_a_round_of_each_method_is_that_of_the_loop_engine(machines: Machines) -> None:

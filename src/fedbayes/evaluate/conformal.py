@@ -48,6 +48,12 @@ class Gathered(NamedTuple):
     edges: Tensor
 
 
+def default_way(kind: str, noisy: bool = False) -> str:
+    """The way that holds at sites that differ in more than their label mix; under noise, which hides a site's rows, in
+    their mix alone."""
+    return "pooled" if kind != "classes" else "label_shift" if noisy else "blended"
+
+
 def fit(
     run: Run,
     coverage: float = 0.9,
@@ -63,17 +69,17 @@ def fit(
 ) -> Calibrated:
     """Thresholds for every site of a run, and how often they hold on rows that did not calibrate.
 
-    By default `label_shift` for classes and `pooled` for other targets; scores are `least_ambiguous` for classes,
-    `normalised` for real targets, `observed` for survival. With `confidence` the coverage is kept with that confidence
-    over the calibration rows, and not only on average over them. With `epsilon` every site adds noise to its histogram
-    before it leaves it, and to how often promises hold there; sizes are not told. `private_seed` is for tests, and NOT
-    PRIVATE.
+    By default `blended` for classes (`label_shift` under `epsilon`) and `pooled` for other targets; scores are
+    `least_ambiguous` for classes, `normalised` for real targets, `observed` for survival. With `confidence` the
+    coverage is kept with that confidence over the calibration rows, and not only on average over them. With `epsilon`
+    every site adds noise to its histogram before it leaves it, and to how often promises hold there; sizes are not
+    told. `private_seed` is for tests, and NOT PRIVATE.
     """
     held = held or held_out(run)
     kind = held.p.kind
     if kind not in BY_KIND:
         raise InputError(f"conformal: the run predicts {kind}; sets are for one class, intervals for reals")
-    score, way = score or BY_KIND[kind][0], way or ("label_shift" if kind == "classes" else "pooled")
+    score, way = score or BY_KIND[kind][0], way or default_way(kind, noisy=epsilon is not None)
     if score not in BY_KIND[kind]:
         raise unknown(f"conformal score for {kind}", score, BY_KIND[kind])
     if way not in WAYS:

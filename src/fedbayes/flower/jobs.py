@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedbayes.errors import InputError, unknown
-from fedbayes.evaluate.conformal import BY_KIND, QUANTILES, THRESHOLDS, WAYS, WITHOUT_CLASSES, Gathered
+from fedbayes.evaluate.conformal import BY_KIND, QUANTILES, THRESHOLDS, WAYS, WITHOUT_CLASSES, Gathered, default_way
 from fedbayes.evaluate.noised import cautious, check_noised
 from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment, folder_name
@@ -61,6 +61,7 @@ def calibrate(
     Writes `calibration.npz` into the run's folder, as `fedbayes calibrate` does.
     """
     job = Job(experiment, folder, post)
+    way = way or default_way(job.kind, noisy=epsilon is not None)
     about = _about(job.kind, way, score, {"coverage": coverage, "penalty": penalty, "free": free})
     about |= {"confidence": confidence or 0.0, "spread": spread_at(job.task), "epsilon": epsilon or 0.0}
     if epsilon is not None:
@@ -85,9 +86,9 @@ def calibrate(
     return made
 
 
-def _about(kind: str, way: str | None, score: str | None, numbers: Head) -> Head:
+def _about(kind: str, way: str, score: str | None, numbers: Head) -> Head:
     """What clients must know to calibrate, checked."""
-    score, way = score or BY_KIND[kind][0], way or ("label_shift" if kind == "classes" else "pooled")
+    score = score or BY_KIND[kind][0]
     able = [s for s in BY_KIND[kind] if s != "weighted"]
     if score not in able:
         raise unknown(f"conformal score for {kind} on Flower", score, able)

@@ -41,9 +41,8 @@ def mix_by_em(probs: Tensor, source: Tensor) -> Tensor:
     ratio = torch.where(known, inputs.distribution("probs", probs) / torch.where(known, source, 1.0), 0.0)
     mix = source
     for _ in range(STEPS):
-        weights = ratio * mix
-        total = weights.sum(1, keepdim=True).clamp_min(1e-300)
-        new = ((weights / total).sum(0) + source) / (len(probs) + 1)
+        total = (ratio @ mix).clamp_min(1e-300)
+        new = (mix * (ratio.mT @ (1 / total)) + source) / (len(probs) + 1)
         done = float((new - mix).abs().max()) < 1e-8
         mix = new
         if done:
