@@ -78,7 +78,7 @@ def test_words_take_the_order_they_are_given():
         ([DataLoader(WHOLE)], "client 0 is a loader of batches: give its data set"),
         ([Endless()], "client 0 is a Endless: give .x, y., or a torch data set with a length"),
         ([X], "client 0 is a Tensor: give"),
-        ([({"image": X, "age": X}, Y)], r"x is a mapping \(image, age\): a network here takes one tensor"),
+        ([({"image": X, "age": X[:2]}, Y)], "client 0: field age has 2 rows, the first 6: give as many"),
         ([(X, torch.zeros(6, 4, 4).long())], r"y has shape \[6, 4, 4\], a target for each place"),
         ([([[1.0], [1.0, 2.0]], [0, 1])], "x has rows of several shapes"),
         ([(np.array([["a", "b"]] * 6), Y)], "x holds str.* values, not numbers: for tables with texts use from_tables"),

@@ -24,8 +24,8 @@ class Wrapped(nn.Module):
     ("network", "y", "says"),
     [
         (nn.Linear(2, 1), Y, r"gives \[1\].*needs \[2\]: one for each class; a single logit is for yes or no"),
-        (Wrapped(lambda out: {"logits": out}), Y, r"gives a dict; own \(classes\) needs one tensor of \[2\]"),
-        (Wrapped(lambda out: (out, out)), Y, "gives a tuple; .* put it into a module whose forward"),
+        (Wrapped(lambda out: {"a": out, "b": out}), Y, r"gives a dict; own \(classes\) needs one tensor of \[2\]"),
+        (Wrapped(lambda out: (None, out)), Y, "gives a tuple; .* named logits, or the first of a tuple"),
         (nn.Linear(2, 2), Y + 1, r"needs \[3\]: its labels run from 1 to 2; number the classes from 0"),
         (Wrapped(lambda out: out[..., None].expand(*out.shape, 4)), Y, r"gives \[2, 4\].*: one row of numbers"),
     ],

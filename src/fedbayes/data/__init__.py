@@ -5,6 +5,7 @@ from fedbayes.data.agreement import agree_on, save_summaries
 from fedbayes.data.catalogue import CATALOGUE, listing, load
 from fedbayes.data.coding import Coding, read_coding
 from fedbayes.data.dataset import Clients, Dataset
+from fedbayes.data.fields import Fields
 from fedbayes.data.own import from_arrays, from_clients, from_datasets, standardised
 from fedbayes.data.preparation import Prepare, Scale, Standardise, TableColumns
 from fedbayes.data.ragged import Ragged
@@ -17,6 +18,7 @@ __all__ = [
     "Clients",
     "Coding",
     "Dataset",
+    "Fields",
     "Prepare",
     "Ragged",
     "Scale",

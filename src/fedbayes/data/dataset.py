@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbayes.data.coding import Coding
 from fedbayes.data.deal import apportion, by_counts
+from fedbayes.data.fields import Fields
 from fedbayes.data.partition import Partition, Shares, natural
 from fedbayes.data.preparation import AS_STORED, Preparation, Scale
 from fedbayes.data.ragged import Ragged
@@ -62,7 +63,8 @@ class Dataset:
     @property
     def seen_shape(self) -> tuple[int, ...]:
         """Shape of what the network sees of one input."""
-        return tuple(self.prepare(self.x[:1]).shape[1:])
+        seen = self.prepare(self.x[:1])
+        return tuple(seen.shape[1:]) if isinstance(seen, Tensor) else self.shape
 
     def unusable(self, x: Tensor) -> bool:
         """Whether inputs hold values that no network can take; with a coding a missing one (nan) is filled."""
@@ -77,6 +79,8 @@ class Dataset:
 
     def as_seen(self) -> "Dataset":
         """The same data with inputs as the network sees them, for code that takes no model."""
+        if isinstance(self.prepare, Fields):
+            raise ValueError(f"{self.name}: rows of several tensors are seen by a network alone")
         x, test_x = (self.prepare(part).float() for part in (self.x, self.test_x))
         return replace(self, x=x, test_x=test_x, prepare=AS_STORED)
 

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Columns = tuple[str | tuple[str, ...], str]  # of inputs, one or several, and of targets
 TARGETS = ("label", "labels", "target", "targets", "y")  # the column of targets where rows are mappings
 
 
-def pair_of(site: Any, where: str, columns: tuple[str, str] | None = None) -> tuple[Any, Any]:
+def pair_of(site: Any, where: str, columns: Columns | None = None) -> tuple[Any, Any]:
     """A site's inputs and targets: from a pair (x, y), or from a data set of such pairs, read once.
 
     Rows that are mappings, such as those of Hugging Face's `datasets`, are read by the names of two columns.
@@ -25,16 +26,17 @@ def pair_of(site: Any, where: str, columns: tuple[str, str] | None = None) -> tu
     return stacked(site, where, columns)
 
 
-def stacked(items: Any, where: str, columns: tuple[str, str] | None = None) -> tuple[Any, Any]:
+def stacked(items: Any, where: str, columns: Columns | None = None) -> tuple[Any, Any]:
     """The rows of a data set as two arrays; targets may be words."""
     rows = [items[i] for i in range(len(items))]
     if not rows:
         raise ValueError(f"{where} is empty: give it at least one (x, y)")
     if isinstance(rows[0], Mapping):
         names = columns or _columns(list(rows[0]), where)
-        rows = [(row[names[0]], row[names[1]]) for row in rows]
+        several = not isinstance(names[0], str)
+        rows = [({n: row[n] for n in names[0]} if several else row[names[0]], row[names[1]]) for row in rows]
     try:
-        x = torch.stack([torch.as_tensor(np.asarray(row[0])) for row in rows])
+        x = _joined([row[0] for row in rows])
         targets = [row[1] for row in rows]
         if isinstance(targets[0], str):
             return x, np.array(targets)
@@ -43,13 +45,21 @@ def stacked(items: Any, where: str, columns: tuple[str, str] | None = None) -> t
         raise ValueError(f"{where}: items must be (x, y) of one shape ({error}): give the set a transform") from error
 
 
-def _columns(names: list[str], where: str) -> tuple[str, str]:
+def _joined(rows: list[Any]) -> Any:
+    """Inputs of all rows; of rows that are mappings, those of each field."""
+    if isinstance(rows[0], Mapping):
+        return {name: _joined([row[name] for row in rows]) for name in rows[0]}
+    return torch.stack([torch.as_tensor(np.asarray(row)) for row in rows])
+
+
+def _columns(names: list[str], where: str) -> Columns:
     """Which column is x and which is y, where that is plain."""
     targets = [name for name in names if name in TARGETS]
     if len(names) == 2 and len(targets) == 1:
         return next(name for name in names if name != targets[0]), targets[0]
     raise ValueError(
-        f"{where} has rows with {', '.join(names)}: say which are x and y, columns=('{names[0]}', 'label')"
+        f"{where} has rows with {', '.join(names)}: say which are x and y, columns=('{names[0]}', 'label'); "
+        "several are x as (('input_ids', 'attention_mask'), 'label')"
     )
 
 

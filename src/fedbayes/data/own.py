@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedbayes.data.dataset import Clients, Dataset, check_arrays
-from fedbayes.data.given import numbered, pair_of, stacked, tensor_of
+from fedbayes.data.fields import Fields, has_fields
+from fedbayes.data.given import Columns, numbered, pair_of, stacked, tensor_of
 from fedbayes.data.partition import natural
 from fedbayes.data.preparation import AS_STORED, Preparation, Scale, Standardise
 from fedbayes.data.survival import check_times, cut_times
@@ -35,6 +36,7 @@ def from_arrays(
     Without `kind`: whole numbers or words y [n] are classes (words in the order of `class_names`, else sorted),
     whole-number y [n, C] labels, others real targets; floating numbers that look like class numbers (0.0 and 1.0) are
     refused, as they could be either.
+    `x` is one array [n, ...], or several: a mapping from the names by which the network takes them, or a tuple.
     `standardise` scales float inputs [n, F] and real targets by the statistics of the training part. Inputs are kept
     in their own units: the scaling is part of the model, so that predictions take rows as they come.
     `kind="survival"`: y [n, 2] is a time and an event (1 seen, 0 not until then); predicted curves are cut at `times`,
@@ -42,7 +44,11 @@ def from_arrays(
     """
     (y, *rest), class_names = numbered([y] if test_y is None else [y, test_y], class_names)
     test_y = rest[0] if rest else None
-    inputs, targets = _inputs(x, double=standardise), tensor_of(y, "y")
+    targets = tensor_of(y, "y")
+    if has_fields(x, len(targets)):
+        prepare = _fields(x, prepare, standardise)
+        x, test_x = prepare.pack(x), None if test_x is None else prepare.pack(test_x, "test_x")
+    inputs = _inputs(x, double=standardise)
     kind = kind or kind_of([targets])
     targets = _targets(targets, kind)
     if (test_x is None) != (test_y is None):
@@ -88,7 +94,7 @@ def standardised(data: Dataset) -> Dataset:
 
 
 def from_datasets(
-    train: Any, test: Any = None, *, name: str = "own", columns: tuple[str, str] | None = None, **options: Any
+    train: Any, test: Any = None, *, name: str = "own", columns: Columns | None = None, **options: Any
 ) -> Dataset:
     """`torch.utils.data.Dataset`s of (x, y) items, read once into tensors; options as in `from_arrays`.
 
@@ -110,7 +116,7 @@ def from_clients(
     prepare: Preparation | None = None,
     times: Sequence[float] = (),
     class_names: Sequence[str] = (),
-    columns: tuple[str, str] | None = None,
+    columns: Columns | None = None,
 ) -> Clients:
     """A natural partition: one (x, y) or torch data set per client, in a list, or in a mapping from their names.
 
@@ -130,6 +136,10 @@ def from_clients(
     ]
     targets, class_names = numbered([y for _, y in (*given, *tests)], class_names)
     tests = [(x, y) for (x, _), y in zip(tests, targets[len(given) :])]
+    if has_fields(given[0][0], len(given[0][1])):
+        prepare = fields = _fields(given[0][0], prepare, standardise)
+        given = [(fields.pack(x, f"client {k}"), y) for k, (x, y) in enumerate(given)]
+        tests = [(fields.pack(x, "test"), y) for x, y in tests]
     pairs = [(_inputs(x, double=standardise), tensor_of(y, "y")) for (x, _), y in zip(given, targets)]
     for k, (x, y) in enumerate(pairs):
         if len(x) == 0 or len(y) == 0:
@@ -166,6 +176,14 @@ def from_clients(
     if isinstance(test, list):
         joined = replace(joined, test_owner=_owners([len(x) for x, _ in tests]))
     return joined.split(natural(), len(pairs))
+
+
+def _fields(x: Any, prepare: Preparation | None, standardise: bool) -> Fields:
+    if prepare is not None or standardise:
+        raise ValueError(
+            "rows of several tensors are prepared by the network itself: leave prepare and standardise out"
+        )
+    return Fields.of(x)
 
 
 def _owners(sizes: Sequence[int]) -> Tensor:

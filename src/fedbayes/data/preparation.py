@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedbayes.data.fields import Fields
+
 
 class Scale(NamedTuple):
     """Mean and standard deviation per column: `apply` standardises, `undo` gives the original units back."""
@@ -169,4 +171,4 @@ class TableColumns:
         return f"TableColumns({len(set(self.places.tolist()))} columns, seen as {len(self.parts)} numbers)"
 
 
-Preparation = Prepare | Standardise | TableColumns
+Preparation = Prepare | Standardise | TableColumns | Fields

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.own import from_arrays
@@ -28,7 +29,10 @@ def gaussian_noise(*, shape: tuple[int, ...] = (1, 28, 28), points: int = 2000, 
 
 def scaled(data: Dataset, delta: float, *, points: int | None = 2000) -> Dataset:
     """The training inputs as the network sees them, times delta, all for the test: far away in their own direction."""
-    far, y = delta * data.prepare(data.x[:points]), data.y[:points]
+    seen, y = data.prepare(data.x[:points]), data.y[:points]
+    if not isinstance(seen, Tensor):
+        raise ValueError(f"{data.name} has rows of several tensors, which cannot be scaled")
+    far = delta * seen
     if not far.is_floating_point():
         raise ValueError(f"{data.name} holds tokens, which cannot be scaled")
     far = far.float()

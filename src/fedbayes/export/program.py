@@ -21,6 +21,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.export.plain import plain_file
 from fedbayes.federation.kept import NOISE_PART
 from fedbayes.files import write_atomically
+from fedbayes.model.call import arguments_of, tensor_in
 from fedbayes.model.model import Model
 from fedbayes.model.predictive import draw_weights
 from fedbayes.training.run import Run
@@ -45,7 +46,8 @@ class Member(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         model = self.model[0]
-        output = self.network(model.inputs(x))
+        args, names = arguments_of(model.inputs(x))
+        output = tensor_in(self.network(*args, **names))
         return model.likelihood.moments(output, {name: getattr(self, name.replace(".", "_")) for name in self.taken})
 
 

@@ -38,7 +38,8 @@ def in_schedule(client: Client, within: str) -> Client:
 
 def is_linear(network: nn.Module) -> bool:
     layers = [layer for layer in network.modules() if not isinstance(layer, nn.Sequential | nn.Flatten)]
-    return len(layers) == 1 and isinstance(layers[0], nn.Linear)
+    # With frozen weights, as beside adapters, outputs are no linear map of what is trained alone.
+    return len(layers) == 1 and isinstance(layers[0], nn.Linear) and all(p.requires_grad for p in network.parameters())
 
 
 def check_points(setting: Setting, model: Model, points: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ class Setting:
     likelihood: Likelihood
     x: Tensor
     frozen: tuple[str, ...] = ()
-    prepare: Callable[[Tensor], Tensor] | None = None
+    prepare: Callable[[Tensor], Any] | None = None
     units: tuple[Tensor, Tensor] | None = None
     bfloat16: bool = False
     augment: Augment | None = None

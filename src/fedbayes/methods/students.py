@@ -21,6 +21,7 @@ from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import check_batch, model_of
 from fedbayes.methods.groups import Descent, Schedule, optimiser_named
 from fedbayes.methods.method import Setting
+from fedbayes.model.call import arguments_of, tensor_in
 from fedbayes.model.model import Model, in_precision_of
 from fedbayes.networks.papers import network_named
 from fedbayes.options import (
@@ -131,18 +132,24 @@ class FedPPD(Schedule):
         return program, teacher
 
 
+def outputs_of(network: nn.Module, inputs: Any) -> int:
+    """How many numbers a network gives for an input."""
+    args, names = arguments_of(inputs)
+    return int(tensor_in(copy.deepcopy(network).eval()(*args, **names)).shape[-1])
+
+
 def student_of(setting: Setting, student: str | nn.Module | None) -> Model:
     """The student's network for the setting, its parts under a name of their own."""
     network, frozen = setting.network, setting.frozen
     if student is not None:
         with torch.no_grad():
             inputs = in_precision_of(network, setting.prepare(setting.x) if setting.prepare else setting.x)
-            outputs = copy.deepcopy(network).eval()(inputs).shape[-1]
+            outputs = outputs_of(network, inputs)
         shape = tuple(setting.x.shape[1:])
         template = network_named(student, shape, outputs, seed=setting.seed) if isinstance(student, str) else student
         network, frozen = copy.deepcopy(template).to(setting.x.device, next(setting.network.parameters()).dtype), ()
         with torch.no_grad():
-            own_outputs = copy.deepcopy(network).eval()(inputs).shape[-1]
+            own_outputs = outputs_of(network, inputs)
         if own_outputs != outputs:
             raise InputError(f"student: it gives {own_outputs} outputs for each input, the teacher {outputs}")
     return model_of(replace(setting, network=network, frozen=frozen), None, STUDENT)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fedbayes.errors import InputError
 from fedbayes.model.adapted_layers import (
@@ -43,6 +44,7 @@ def adapt(network: nn.Module, adapters: Adapters) -> nn.Module:
     layers = _layers(network, adapters, trained) if adapters.rank else {}
     if not layers and not trained:
         raise InputError("adapters: nothing is left to train; raise rank, or name weights in full")
+    network.__dict__["held_dtypes"] = {name: weights[name].dtype for name in trained}
     for name, weight in weights.items():
         if name in trained:
             weight.data = weight.data.to(trained_dtype(weight.dtype))
@@ -55,7 +57,21 @@ def adapt(network: nn.Module, adapters: Adapters) -> nn.Module:
         if isinstance(layer, nn.MultiheadAttention) and (hasattr(layer, B) or hasattr(layer.out_proj, B)):
             layer.__class__ = AdaptedAttention
             layer.register_forward_hook(_nothing)  # PyTorch's fast path of an encoder layer would read weights alone
+    if len({p.dtype for p in network.parameters() if p.is_floating_point()}) > 1:
+        for layer in network.modules():
+            if any(p is not None and p.is_floating_point() for p in layer._parameters.values()):
+                layer.register_forward_pre_hook(_in_own_precision, with_kwargs=True)
     return network
+
+
+def _in_own_precision(layer: nn.Module, args: Any, names: Any) -> Any:
+    """A layer sees its inputs in the precision of its weights: a body in half precision, what is trained in float32."""
+    weight = next(
+        p for n, p in layer._parameters.items() if p is not None and p.is_floating_point() and n not in (A, B)
+    )
+    return tree_map(
+        lambda v: v.to(weight.dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, (args, names)
+    )
 
 
 def _layers(network: nn.Module, adapters: Adapters, trained: set[str]) -> dict[str, tuple[nn.Module, Kind]]:
@@ -131,10 +147,14 @@ def merge(network: nn.Module) -> nn.Module:
         # A parameter of its own: one that is tied to another layer's would change that layer too.
         setattr(layer, kind.weight, nn.Parameter((weight.to(change.dtype) + change).to(weight.dtype)))
         del layer.lora_A, layer.lora_B
+    for name, dtype in network.__dict__.pop("held_dtypes", {}).items():
+        weight = network.get_parameter(name)
+        weight.data = weight.data.to(dtype)
     for layer in network.modules():
-        for hooks in (layer._forward_hooks,):
-            for key in [key for key, hook in hooks.items() if hook in (_add, _nothing)]:
+        for hooks in (layer._forward_hooks, layer._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if hook in (_add, _nothing, _in_own_precision)]:
                 del hooks[key]
+                layer._forward_pre_hooks_with_kwargs.pop(key, None)
         if isinstance(layer, AdaptedAttention):
             layer.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
         for key in layer.__dict__.pop("held", ()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,8 +43,8 @@ Places = dict[str, list[tuple[dict[str, Any], str]]]  # where a module keeps the
 _PLACES: WeakKeyDictionary[nn.Module, Places | None] = WeakKeyDictionary()
 
 
-def call(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """module(x) with other weights and buffers.
+def call(module: nn.Module, tensors: Mapping[str, Tensor], x: Any) -> Any:
+    """module(x) with other weights and buffers; of several inputs module(**x), or module(*x) where they have no names.
 
     It is PyTorch's functional_call without looking up where each name lies, a fifth of what a small step spends
     in Python.
@@ -51,17 +52,62 @@ def call(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
     module = of_this_thread(module)
     places = None if torch.compiler.is_compiling() else _places(module)
     if places is None:
-        return functional_call(module, dict(tensors), (x,))
+        return functional_call(module, dict(tensors), *arguments_of(x))
     before = []
     try:
         for name, tensor in tensors.items():
             for table, key in places[name]:
                 before.append((table, key, table[key]))
                 table[key] = tensor
-        return module(x)
+        args, names = arguments_of(x)
+        return module(*args, **names)
     finally:
         for table, key, own in reversed(before):
             table[key] = own
+
+
+NEEDED = "make_inputs_require_grads"  # the hook by which transformers starts recomputation at the embeddings
+
+
+def plain_gradients(module: nn.Module) -> None:
+    """Switch off, in place, the recomputation that transformers' modules ask for: it would be by other weights.
+
+    A call with given weights holds them while it lasts, and activations are recomputed afterwards.
+    """
+    for layer in module.modules():
+        if getattr(layer, "gradient_checkpointing", False) is True:
+            layer.gradient_checkpointing = False  # type: ignore[assignment]
+        for key in [key for key, hook in layer._forward_hooks.items() if getattr(hook, "__name__", "") == NEEDED]:
+            del layer._forward_hooks[key]
+
+
+def arguments_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a module is called with one input or several."""
+    if isinstance(x, Mapping):
+        return (), dict(x)
+    return (x if isinstance(x, tuple) else (x,)), {}
+
+
+LOGITS = "logits"
+
+
+def tensor_in(output: Any) -> Any:
+    """The tensor that a network means by what it gives: `logits` of a record or a dict, else the first of a tuple.
+
+    What has no such tensor is given back as it is.
+    """
+    if isinstance(output, Tensor):
+        return output
+    named = output.get(LOGITS) if isinstance(output, Mapping) else getattr(output, LOGITS, None)
+    if isinstance(named, Tensor):
+        return named
+    if is_dataclass(output):
+        output = tuple(getattr(output, f.name) for f in fields(output))
+    elif isinstance(output, Mapping) and len(output) == 1:
+        output = tuple(output.values())
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    return output
 
 
 def _places(module: nn.Module) -> Places | None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fedbayes.model.tracing import alone
 from fedbayes.noise import Tape
 
 Handler = Callable[..., Any]
@@ -28,9 +29,9 @@ class Interception(TorchFunctionMode):
 
 
 def training_handlers(tape: Tape, mask: Tensor | None) -> dict[Any, Handler]:
-    """Dropout that reads the tape, and BatchNorm that does not see padded rows (mask [B], None: all rows live)."""
+    """Dropout that reads the tape, attention's too; BatchNorm that sees no padded rows (mask [B], None: all live)."""
     handlers: dict[Any, Handler] = {f: _dropout(tape, axes) for f, axes in DROPOUTS.items()}
-    return {**handlers, F.batch_norm: batch_norm(mask)}
+    return {**handlers, F.batch_norm: batch_norm(mask), F.scaled_dot_product_attention: _attention(tape)}
 
 
 # How many leading axes have a mask of their own: all (elementwise), or batch and channel.
@@ -46,6 +47,37 @@ def _dropout(tape: Tape, axes: int | None) -> Handler:
         return input * keep / (1 - p) if p < 1 else torch.zeros_like(input)
 
     return dropout
+
+
+def _attention(tape: Tape) -> Handler:
+    """Attention whose dropout reads the tape; of stacked clients as products, as PyTorch's has no rule for them."""
+
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if not dropout_p and alone():
+            options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)  # type: ignore[arg-type]
+        if enable_gqa:
+            times = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, -torch.inf)
+        if attn_mask is not None:
+            seen = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if seen else scores + attn_mask
+        return _dropout(tape, None)(scores.softmax(-1), dropout_p, dropout_p > 0) @ value
+
+    return attention
 
 
 def batch_norm(mask: Tensor | None = None) -> Handler:

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from fedbayes.model.call import call, shared_copy
+from fedbayes.model.call import call, shared_copy, tensor_in
 from fedbayes.model.convolution import replaced
 from fedbayes.model.interception import Handler, Interception, batch_norm, training_handlers
 from fedbayes.model.likelihood import Likelihood, Weights
 from fedbayes.model.order import PoolsFirst, pools_first
-from fedbayes.model.tracing import alone
+from fedbayes.model.tracing import alone, asks_whether_traced, said_to_be_traced
 from fedbayes.noise import Tape
 from fedbayes.posterior.layout import Layout, matches
 
@@ -45,7 +46,7 @@ class Model:
     layouts: dict[str, Layout]
     unusual: bool  # whether it may call dropout or BatchNorm, which are then done our way
     convolves: bool  # whether it has convolutions, which a CPU runs faster one after another than stacked
-    prepare: Callable[[Tensor], Tensor]
+    prepare: Callable[[Tensor], Any]  # one tensor, or several: by name or in order
     units: tuple[Tensor, Tensor] | None  # shift and scale from standardised targets back to the original units
     dtype: torch.dtype  # of its weights
     bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
@@ -61,7 +62,7 @@ class Model:
         *,
         parts: Mapping[str, Iterable[str]] | None = None,
         frozen: Iterable[str] = (),
-        prepare: Callable[[Tensor], Tensor] | None = None,
+        prepare: Callable[[Tensor], Any] | None = None,
         units: tuple[Tensor, Tensor] | None = None,
         bfloat16: bool = False,
         augment: Augment | None = None,
@@ -145,9 +146,11 @@ class Model:
         tensors = {**_parameters(self.module, self.likelihood), **dict(self.module.named_buffers())}
         return {part: layout.join(tensors).detach().clone() for part, layout in self.layouts.items()}
 
-    def inputs(self, x: Tensor) -> Tensor:
+    def inputs(self, x: Any) -> Any:
         """What the network sees of stored inputs, in its own precision; tokens stay whole numbers."""
-        x = self.prepare(x)
+        return tree_map(self._as_seen, self.prepare(x))
+
+    def _as_seen(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
             x = x.to(self.dtype)
         # Convolutions on a CPU are faster with channels last.
@@ -161,6 +164,11 @@ class Model:
     def frozen_in(self, constants: Mapping[str, Any]) -> dict[str, Any]:
         """The frozen weights among a run's constants, to be handed to `weights` beside the vectors."""
         return {name: constants[name] for name in self.frozen if name in constants}
+
+    @cached_property
+    def asks(self) -> bool:
+        """Whether the network asks if it is traced before it looks at the values of a mask."""
+        return asks_whether_traced(self.module)
 
     @cached_property
     def body(self) -> str:
@@ -189,7 +197,7 @@ class Model:
         handlers: Mapping[Any, Handler] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
-        usual: dict[Any, Handler] = replaced(x) if self.convolves else {}
+        usual: dict[Any, Handler] = replaced(tree_leaves(x)[0]) if self.convolves else {}
         replacements = {**usual, **(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in self.static for n in self.layouts[part].names]
@@ -203,18 +211,18 @@ class Model:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
         if tape is None:
             replacements: dict[Any, Handler] = {F.batch_norm: batch_norm()} if self.bfloat16 else {}
-            replacements |= replaced(x) if self.convolves else {}
+            replacements |= replaced(tree_leaves(x)[0]) if self.convolves else {}
             with Interception(replacements) if replacements else nullcontext():
                 return self._call(self.still, weights, x)
-        with Interception({**replaced(x), **training_handlers(tape, None)}):
+        with Interception({**replaced(tree_leaves(x)[0]), **training_handlers(tape, None)}):
             return self._call(self.dropping, weights, x)
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
-        tensors = _of_module(weights)
-        if not self.bfloat16:
-            return call(module, tensors, self.inputs(x))
-        with torch.autocast(x.device.type, torch.bfloat16):
-            return call(module, tensors, self.inputs(x)).float()
+        tensors, seen = _of_module(weights), self.inputs(x)
+        half = torch.autocast(tree_leaves(x)[0].device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
+        with half, said_to_be_traced() if self.asks and not alone() else nullcontext():
+            output = tensor_in(call(module, tensors, seen))
+        return output.to(self.dtype)
 
     def log_prob(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
         """Log-likelihoods of the rows of a batch; those of rows that are not live mean nothing."""
@@ -265,10 +273,10 @@ def as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def in_precision_of(module: nn.Module, x: Tensor) -> Tensor:
+def in_precision_of(module: nn.Module, x: Any) -> Any:
     """Floating inputs in the dtype of the module's weights."""
     first = next((p for p in module.parameters() if p.is_floating_point()), None)
-    return x if first is None or not x.is_floating_point() else x.to(first.dtype)
+    return tree_map(lambda t: t if first is None or not t.is_floating_point() else t.to(first.dtype), x)
 
 
 FROZEN = "frozen"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,7 @@ from fedbayes.data import Clients, Dataset
 from fedbayes.data.augment import AUGMENTATIONS
 from fedbayes.errors import InputError
 from fedbayes.methods import Setting
+from fedbayes.model.call import arguments_of, tensor_in
 from fedbayes.model.model import Augment, in_precision_of
 
 
@@ -36,15 +40,15 @@ def try_network(setting: Setting, clients: Clients) -> None:
     """One batch through the network, so that a wrong shape is a clear message and not a failure in round 1."""
     data = clients.data
     assert setting.prepare is not None
-    x = in_precision_of(setting.network, setting.prepare(setting.x))
-    x = x.expand(2, *x.shape[1:])
+    x = in_precision_of(setting.network, setting.prepare(setting.x.expand(2, *setting.x.shape[1:])))
     modes = {layer: layer.training for layer in setting.network.modules()}
     try:
         with torch.no_grad():
-            output = setting.network.eval()(x)
+            args, names = arguments_of(x)
+            output = tensor_in(setting.network.eval()(*args, **names))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         first = str(error).splitlines()[0]
-        raise InputError(f"the network can't take inputs of shape {list(x.shape[1:])} ({x.dtype}): {first}") from error
+        raise InputError(f"the network can't take inputs of {_shapes(x)}: {first}") from error
     finally:
         for layer, mode in modes.items():
             layer.training = mode
@@ -52,13 +56,21 @@ def try_network(setting: Setting, clients: Clients) -> None:
     if not isinstance(output, Tensor):
         raise InputError(
             f"the network gives a {type(output).__name__}; {data.name} ({data.kind}) needs one tensor of [{needed}] "
-            "for each input: put it into a module whose forward gives that tensor alone"
+            "for each input: named logits, or the first of a tuple; or put it into a module that gives it alone"
         )
     if tuple(output.shape) != (2, needed):
         raise InputError(
             f"the network gives {list(output.shape)[1:]} for each input; {data.name} ({data.kind}) needs [{needed}]"
             f"{_advice(tuple(output.shape[1:]), data)}"
         )
+
+
+def _shapes(x: Any) -> str:
+    """What a row is, in words."""
+    if isinstance(x, Tensor):
+        return f"shape {list(x.shape[1:])} ({x.dtype})"
+    rows = x.items() if isinstance(x, Mapping) else enumerate(x)
+    return ", ".join(f"{name} {list(t.shape[1:])} ({t.dtype})" for name, t in rows)
 
 
 def _advice(got: tuple[int, ...], data: Dataset) -> str:

@@ -26,6 +26,7 @@ from fedbayes.federation.schedule import poisson
 from fedbayes.methods import METHODS, Method, Setting, method_named
 from fedbayes.model.adapted import adapt
 from fedbayes.model.adapters import Adapters
+from fedbayes.model.call import plain_gradients
 from fedbayes.model.likelihood import Likelihood, likelihood_for
 from fedbayes.options import options_of, record_of
 from fedbayes.posterior.values import Posterior
@@ -162,6 +163,7 @@ def prepare(
     network = network_for(network, data, likelihood, seed)
     likelihood = with_class_weights(likelihood, class_weights, data, where)
     network = copy.deepcopy(network)
+    plain_gradients(network)
     if adapters:
         adapt(network, record_of(Adapters, adapters, "adapters"))
     setting = Setting(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.clients.client import Own
+from fedbayes.data.fields import Fields, has_fields
 from fedbayes.data.lists import is_frame
 from fedbayes.data.site_tables import coded
 from fedbayes.engine.choice import tensor_cores
@@ -100,6 +101,8 @@ class Run:
         data = self.task.clients.data
         if data.coding is not None and (is_frame(x) or isinstance(x, str | Path | Mapping)):
             x = coded(x, data.coding)
+        if isinstance(data.prepare, Fields) and has_fields(x):
+            x = data.prepare.pack(x)
         x = torch.as_tensor(x)
         shape = data.shape
         if tuple(x.shape[1:]) != shape:
