@@ -130,10 +130,11 @@ def strangers(run: fb.Run) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         others = {"cifar100": fb.data.load("cifar100").test_x, "dtd": fb.data.load("dtd").test_x}
-    inside = run.predict(run.task.clients.data.test_x[:2000])
+    most = min(2000, len(run.task.clients.data.test_x))
+    inside = run.predict(run.task.clients.data.test_x[:most])
     rows = {}
     for name, x in others.items():
-        p = run.predict(x)
+        p = run.predict(x[:most])
         rows[f"auroc {name}, entropy"] = float(auroc(inside.entropy, p.entropy))
         if float(p.mutual_information.max()) > 1e-9:
             rows[f"auroc {name}, mutual information"] = float(auroc(inside.mutual_information, p.mutual_information))
