@@ -68,7 +68,10 @@ def predict(
 def export(
     folder: Folder,
     output: Annotated[Path, typer.Option(help="The folder to write.")],
-    what: Annotated[str, typer.Option(help="mean (one network), or ensemble (draws of the weights).")] = "ensemble",
+    what: Annotated[
+        str,
+        typer.Option(help="mean (one network), ensemble (draws of the weights), or peft (adapters, in PEFT's format)."),
+    ] = "ensemble",
     draws: Annotated[
         int | None, typer.Option(help="Members of the ensemble; the method's own number by default.")
     ] = None,
@@ -79,6 +82,7 @@ def export(
     trust: Trust = None,
 ) -> None:
     """The trained network as files that need no fedbayes: a torch.export program, safetensors and a PyTorch file."""
+    from fedbayes.export.program import PEFT, export_adapters
     from fedbayes.export.program import export as write
     from fedbayes.export.sets import write_sets
     from fedbayes.runs.folder import home_of, load
@@ -86,7 +90,7 @@ def export(
     run = load(folder, device="cpu")
     if client is not None:
         run = run.personal(int(client) if client.isdecimal() else client).as_run
-    for path in write(run, output, what, draws=draws, onnx=onnx):
+    for path in export_adapters(run, output) if what == PEFT else write(run, output, what, draws=draws, onnx=onnx):
         print(path)
     for path in write_sets(home_of(folder), output):
         print(path)

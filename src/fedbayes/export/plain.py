@@ -43,8 +43,8 @@ class Predictor(torch.nn.Module):
 
     def forward(self, x):
         stacked = [getattr(self, f"tensor{{i}}") for i in range(len(NAMES))]
-        members = stacked[0].shape[0]
-        said = [member(*(t[z] for t in stacked), x=x) for z in range(members)]
+        members = max(t.shape[0] for t in stacked)  # what all members share is there once
+        said = [member(*(t[z % t.shape[0]] for t in stacked), x=x) for z in range(members)]
         units = None if self.shift is None else (self.shift, self.scale)
         return summary(torch.stack([m for m, _ in said]), torch.stack([v for _, v in said]), KIND, units, self.noise)
 

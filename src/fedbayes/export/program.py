@@ -21,13 +21,17 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.export.plain import plain_file
 from fedbayes.federation.kept import NOISE_PART
 from fedbayes.files import write_atomically
+from fedbayes.model import peft
+from fedbayes.model.adapted import is_adapted, merge
 from fedbayes.model.call import arguments_of, tensor_in
 from fedbayes.model.model import Model
 from fedbayes.model.predictive import draw_weights
+from fedbayes.posterior.values import Gaussian
 from fedbayes.training.run import Run
 
 PROGRAM, TENSORS, PLAIN, CARD, ONNX = "model.pt2", "model.safetensors", "model.py", "model.json", "model.onnx"
 WHAT = ("mean", "ensemble")
+PEFT = "peft"
 
 
 class Member(nn.Module):
@@ -35,7 +39,9 @@ class Member(nn.Module):
 
     def __init__(self, model: Model, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.network = copy.deepcopy(model.still)
+        frozen = {name for weights in model.frozen.values() for name in weights}
+        held = {id(p): p for name, p in model.still.named_parameters() if name in frozen}  # one body for all members
+        self.network = copy.deepcopy(model.still, held)
         own = {name: t for name, t in weights.items() if not name.startswith("likelihood.")}
         self.network.load_state_dict(own, strict=False)
         for name, t in weights.items():
@@ -142,12 +148,29 @@ def export(
     return paths
 
 
+def export_adapters(run: Run, folder: str | Path) -> list[Path]:
+    """Write the adapters at the posterior's mean in PEFT's format, and its scales beside them; gives the files."""
+    model = run.task.program.model
+    if not is_adapted(model.module):
+        raise InputError("this run trained no adapters; give it adapters = {rank = 8}, or export the whole network")
+    network = copy.deepcopy(model.module).cpu()
+    parts = {part: run.parts[part] for part in model.layouts}
+    means = model.weights({part: q.mean.cpu() for part, q in parts.items()})
+    network.load_state_dict({n: t for n, t in means.items() if not n.startswith("likelihood.")}, strict=False)
+    for name, weight in network.named_parameters():
+        weight.requires_grad_(any(name in layout.names for layout in model.trainable.values()))
+    gaussians = {part: q for part, q in parts.items() if isinstance(q, Gaussian)}
+    scales = {n: t for part, q in gaussians.items() for n, t in model.layouts[part].split(q.scale.cpu()).items()}
+    return peft.write(folder, network, scales)
+
+
 def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
     """The mean of a posterior, or an ensemble of its draws, as one module on the CPU."""
     if what not in WHAT:
         raise unknown("part to export", what, WHAT)
     program, data = run.task.program, run.task.clients.data
-    model = replace(program.model, prepare=data.prepare)  # on the CPU
+    still = copy.deepcopy(program.model.still).cpu()
+    model = replace(program.model, prepare=data.prepare, still=still)  # on the CPU
     parts = {part: run.parts[part] for part in model.layouts}
     if what == "ensemble" and program.prediction.dropout:
         raise InputError("an ensemble of this run is dropout's, which has no weights of its own; export the mean")
@@ -160,7 +183,9 @@ def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
             vectors = {part: v[:1] for part, v in vectors.items()}  # draws of a point are all the same
     number = next(iter(vectors.values())).shape[0]
     each = [{part: v[z].cpu() for part, v in vectors.items()} for z in range(number)]
-    members = [Member(model, model.weights(own)).cpu() for own in each]
+    members = [Member(model, model.weights(own)) for own in each]
+    if number == 1:
+        merge(members[0].network)
     units = None if model.units is None else tuple(torch.as_tensor(u).cpu() for u in model.units)
     noise = run.parts[NOISE_PART].mean.reshape(2, -1).cpu() if NOISE_PART in run.parts else None
     return Predictor(members, model.likelihood.kind, units, noise)  # type: ignore[arg-type]
@@ -195,7 +220,9 @@ def _write_plain(folder: Path, predictor: Predictor, x: Tensor) -> list[Path]:
             continue
         target = str(spec.target)
         name = target.removeprefix("network.")
-        tensors[name] = torch.stack([_tensor(member, one, target) for member in members]).contiguous()
+        each = [_tensor(member, one, target) for member in members]
+        same = all(t.data_ptr() == each[0].data_ptr() for t in each)
+        tensors[name] = each[0][None].clone() if same else torch.stack(each).contiguous()
         order.append(name)
     if predictor.has_units:
         tensors |= {"units.shift": predictor.shift.clone(), "units.scale": predictor.spread.clone()}  # type: ignore[operator]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fedbayes.errors import InputError
+from fedbayes.model import peft
 from fedbayes.model.adapted_layers import (
     EMBEDDING,
     A,
@@ -37,11 +38,19 @@ from fedbayes.posterior.layout import matches
 
 def adapt(network: nn.Module, adapters: Adapters) -> nn.Module:
     """Give the network's layers adapters, in place: all that is trained are B and what `full` names."""
+    file = None if adapters.path is None else peft.read(adapters.path)
+    if file is not None:
+        _load_whole(network, file.whole)
     full = (last_layer(network),) if adapters.full is None else adapters.full
+    if adapters.full is None and file is not None:
+        full = tuple(n for n, _ in network.named_parameters() if n in file.whole)
     weights = dict(network.named_parameters())
     _refuse_strays("full", full, weights)
     trained = {n for n, p in weights.items() if matches(n, full) and p.requires_grad}
-    layers = _layers(network, adapters, trained) if adapters.rank else {}
+    if file is not None:
+        layers = _layers_of(network, file)
+    else:
+        layers = _layers(network, adapters, trained) if adapters.rank else {}
     if not layers and not trained:
         raise InputError("adapters: nothing is left to train; raise rank, or name weights in full")
     network.__dict__["held_dtypes"] = {name: weights[name].dtype for name in trained}
@@ -52,7 +61,10 @@ def adapt(network: nn.Module, adapters: Adapters) -> nn.Module:
     for name, layer in network.named_modules():
         _freeze_buffers(name, layer, full)
     for name, (layer, kind) in layers.items():
-        give(layer, kind, _drawn(name, layer, kind, adapters), train_a=adapters.both)
+        a = _drawn(name, layer, kind, adapters) if file is None else file.a[name]
+        give(layer, kind, a, train_a=adapters.both)
+        if file is not None:
+            layer.get_parameter(B).data.copy_(file.b[name])
     for layer in network.modules():
         if isinstance(layer, nn.MultiheadAttention) and (hasattr(layer, B) or hasattr(layer.out_proj, B)):
             layer.__class__ = AdaptedAttention
@@ -91,6 +103,25 @@ def _layers(network: nn.Module, adapters: Adapters, trained: set[str]) -> dict[s
                 f"adapters: no layer that can be adapted matches {pattern!r}; there are {', '.join(known[:8])}, ..."
             )
     return layers
+
+
+def _layers_of(network: nn.Module, file: peft.Factors) -> dict[str, tuple[nn.Module, Kind]]:
+    """The layers that a file has adapters of."""
+    known, layers = dict(network.named_modules()), {}
+    for name, a in file.a.items():
+        kind = kind_of(name, known[name]) if name in known else None
+        if kind is None or kind.shapes(known[name], len(a)) != (tuple(a.shape), tuple(file.b[name].shape)):
+            raise InputError(f"adapters: the file has adapters of {name} for another network; give the one they are of")
+        layers[name] = known[name], kind
+    return layers
+
+
+def _load_whole(network: nn.Module, whole: Mapping[str, Tensor]) -> None:
+    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    for name, tensor in whole.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise InputError(f"adapters: the file has {name} for another network; give the one that it is of")
+        own[name].data.copy_(tensor)
 
 
 def _drawn(name: str, layer: nn.Module, kind: Kind, adapters: Adapters) -> Tensor:

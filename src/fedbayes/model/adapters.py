@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedbayes.options import Check, check_values, flag, option, patterns, positive, record, whole
+from fedbayes.options import Check, check_values, flag, option, patterns, positive, record, text, whole
 
 
 def _names(v: Any) -> bool:
@@ -30,6 +30,12 @@ class Adapters:
         default=False,
     )
     scale: float = option("of A, whose entries are normals of variance scale^2 / inputs", positive, default=1.0)
+    path: str | None = option(
+        "a folder of adapters in PEFT's format to go on from: its layers, ranks and A are taken, not those of "
+        "`pattern`, `rank`, `scale` and `seed`; modules that it saved whole are trained in full",
+        text,
+        default=None,
+    )
     seed: int = option("of A, whatever the run's seed: members of a sweep share it", whole(0), default=0)
 
     def __post_init__(self) -> None:
