@@ -23,13 +23,15 @@ from torch import Tensor, nn
 
 import fedbayes as fb
 from fedbayes.data.fetch import here
+from fedbayes.evaluate.one_scale import one_scale
 from fedbayes.networks.papers import network_named
 from fedbayes.scores.ranking import auroc
 from fedbayes.training.rounds import Memory, Task, prepare, rounds, rounds_together, train
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the body's training
-TRAINED, HELD_OUT = 7000, 1000  # of the 10,000 digits; the rest are for testing
+TRAINED, TESTED = 7000, 3000  # of the 10,000 digits
 SITES, ROUNDS = 20, 30
+WIDTHS = (0.003, 0.01, 0.03, 0.1, 0.3)  # of which one is fitted afterwards
 
 # What is compared: a method with its options and adapters. `lr` was chosen by `tune`.
 NORMS = ["head.*", "*norm*"]
@@ -47,12 +49,13 @@ WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 ONE_SCALE = "adapters, one scale fitted afterwards"
 WAYS[ONE_SCALE] = WAYS["adapters, points"]
+# In the order in which they are tried: `--most 2` takes the first two of each.
 GRID = {
-    "full fine-tuning": [{"lr": v} for v in (0.02, 0.05, 0.1, 0.2)],
-    "adapters, points": [{"lr": v} for v in (0.05, 0.1, 0.2, 0.4)],
-    "adapters, posterior": [{"lr": lr, "prior_scale": s} for lr in (0.1, 0.3) for s in (0.1, 0.3, 1.0)],
-    "adapters, posterior (feduab)": [{"lr": lr, "initial": s} for lr in (0.1, 0.3) for s in (0.03, 0.1)],
-    "both factors averaged": [{"lr": v} for v in (0.02, 0.05, 0.1)],
+    "full fine-tuning": [{"lr": v} for v in (0.02, 0.1, 0.05, 0.2)],
+    "adapters, points": [{"lr": v} for v in (0.05, 0.2, 0.1, 0.4)],
+    "adapters, posterior": [{"lr": lr, "prior_scale": s} for s in (0.3, 0.1, 1.0) for lr in (0.1, 0.3)],
+    "adapters, posterior (feduab)": [{"lr": lr, "initial": s} for s in (0.03, 0.1) for lr in (0.1, 0.3)],
+    "both factors averaged": [{"lr": v} for v in (0.02, 0.1, 0.05)],
     "last layer, points": [{"lr": v} for v in (0.05, 0.2)],
 }
 
@@ -69,12 +72,13 @@ def resnet20() -> nn.Module:
     return network
 
 
-def digits(tuning: bool, rows: int = TRAINED) -> fb.data.Dataset:
+def digits(tuning: bool, given: argparse.Namespace) -> fb.data.Dataset:
+    """The digits that are trained and tested on; for tuning a seventh of the training rows is the test set."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is a part
         svhn = fb.data.load("svhn")
-    x, y = svhn.test_x, svhn.test_y
-    cut, end = (rows - HELD_OUT, rows) if tuning else (rows, len(x) if rows == TRAINED else rows + 60)
+    x, y, rows = svhn.test_x, svhn.test_y, given.rows
+    cut, end = (rows - rows // 7, rows) if tuning else (rows, rows + given.tested)
     seen = fb.data.Prepare(MEAN, DEVIATION)
     return fb.data.from_arrays(x[:cut], y[:cut], x[cut:end], y[cut:end], prepare=seen, name="svhn")
 
@@ -146,26 +150,26 @@ def strangers(run: fb.Run) -> dict[str, float]:
 
 
 def tune(figures: Figures, given: argparse.Namespace) -> None:
-    data = digits(True, given.rows)
+    data = digits(True, given)
     for way in given.only or GRID:
-        changes = GRID[way]
-        runs, taken = trained([task_of(way, data, 100, given, **change) for change in changes])
-        for change, run in zip(changes, runs):
-            figures.add(f"{way}, {change}", **figures_of(run), seconds=taken)
+        changes = GRID[way][: given.most]
+        for together in [[change] for change in changes] if given.device == "cpu" else [changes]:
+            runs, taken = trained([task_of(way, data, 100, given, **change) for change in together])
+            for change, run in zip(together, runs):
+                figures.add(f"{way}, {change}", **figures_of(run), seconds=taken / len(runs))
 
 
 def svhn(figures: Figures, given: argparse.Namespace) -> None:
-    data = digits(False, given.rows)
+    data = digits(False, given)
     for way in given.only or WAYS:
-        runs, taken = trained([task_of(way, data, seed, given) for seed in range(given.seeds)])
-        for seed, run in enumerate(runs):
-            figures.add(
-                f"{way}, seed {seed}",
-                **figures_of(run),
-                **strangers(run),
-                numbers=message(run),
-                seconds=taken / len(runs),
-            )
+        seeds = [[seed] for seed in range(given.seeds)] if given.device == "cpu" else [list(range(given.seeds))]
+        for together in seeds:
+            runs, taken = trained([task_of(way, data, seed, given) for seed in together])
+            for seed, run in zip(together, runs):
+                if way == ONE_SCALE:
+                    run = one_scale(run, draws=10, widths=WIDTHS).run
+                scores = {**figures_of(run), **strangers(run)}
+                figures.add(f"{way}, seed {seed}", **scores, numbers=message(run), seconds=taken / len(runs))
 
 
 def bert(small: bool) -> tuple[nn.Module, Callable[[int], Any], dict[str, Any]]:
@@ -314,14 +318,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=TRAINED)
+    parser.add_argument("--tested", type=int, default=TESTED)
     parser.add_argument("--batch", type=int, default=8, help="rows of a client's step, of bert and vit")
     parser.add_argument("--steps", type=int, default=8, help="of a client in a round, of bert and vit")
+    parser.add_argument("--most", type=int, help="options tried for each way, of tune")
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--commit")
     given = parser.parse_args()
     if given.small:
-        given.rounds, given.seeds, given.rows, given.batch, given.steps = 1, 1, HELD_OUT + 60, 2, 2
+        given.rounds, given.seeds, given.rows, given.tested, given.batch, given.steps = 1, 1, 70, 20, 2, 2
     output = given.output or Path(f"docs/results/adapters-{given.part}.json")
     figures = Figures(output, given.device, given.commit, keep=True)
     if given.part in ("tune", "svhn"):
