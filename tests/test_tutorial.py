@@ -1,6 +1,7 @@
 """The Python blocks of the docs, the README and the contributors' page are run as they stand, in order."""
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 from torch import nn
 
 import fedbayes as fb
+from fedbayes.data.fetch import here
 
 ROOT = Path(__file__).parents[1]
+BODY = "resnet20-cifar10.safetensors"  # a block that needs it is run below, on few rows
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 
@@ -17,13 +20,14 @@ def blocks(page: str) -> list[tuple[int, str]]:
     """Line number and code of each Python block; one with `...` stands for something else and is not run."""
     text = (ROOT / page).read_text(encoding="utf-8")
     found = [(text[: match.start()].count("\n") + 2, match[1]) for match in BLOCK.finditer(text)]
-    return [(line, code) for line, code in found if "..." not in code]
+    return [(line, code) for line, code in found if "..." not in code and BODY not in code]
 
 
 PAGES = {
     "docs/tutorial.md": 10,
     "docs/hospitals.md": 7,
     "docs/survival.md": 3,
+    "docs/adapters.md": 2,
     "docs/following.md": 3,
     "README.md": 3,
     "docs/attacks.md": 1,
@@ -113,3 +117,23 @@ def test_the_stage_of_the_design_page_is_taken_by_fit(designed):
         for rounds, stages in ((1, []), (1, [designed["running_average"]()]))
     )
     assert torch.equal(one, two)
+
+
+@pytest.mark.data
+def test_the_residual_network_of_the_adapters_page_is_fine_tuned(tmp_path, monkeypatch, capsys):
+    body = here(f"weights/{BODY}")
+    if body is None:
+        pytest.skip("the weights of the body are not at hand")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / BODY).symlink_to(body)
+    (code,) = [code for code in BLOCK.findall((ROOT / "docs/adapters.md").read_text(encoding="utf-8")) if BODY in code]
+    for many, few in (("7000:]", "40:50]"), ("7000", "40"), ("rounds=30", "rounds=1"), ("clients=20", "clients=2")):
+        assert many in code
+        code = code.replace(many, few)
+    code = code.replace(".test_x).entropy", ".test_x[:10]).entropy").replace("batch=32", "batch=32, train_draws=1, test_draws=1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that sets are partial
+        exec(code, {"fb": fb, "torch": torch, "nn": nn})
+    said = capsys.readouterr().out
+    assert "accuracy" in said
+    assert "dtd" in said
