@@ -130,7 +130,8 @@ def test_the_residual_network_of_the_adapters_page_is_fine_tuned(tmp_path, monke
     for many, few in (("7000:]", "40:50]"), ("7000", "40"), ("rounds=30", "rounds=1"), ("clients=20", "clients=2")):
         assert many in code
         code = code.replace(many, few)
-    code = code.replace(".test_x).entropy", ".test_x[:10]).entropy").replace("batch=32", "batch=32, train_draws=1, test_draws=1")
+    code = code.replace(".test_x).entropy", ".test_x[:10]).entropy")
+    code = code.replace("batch=32", "batch=32, train_draws=1, test_draws=1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that sets are partial
         exec(code, {"fb": fb, "torch": torch, "nn": nn})
