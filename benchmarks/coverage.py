@@ -1,6 +1,6 @@
 """How often sets hold the truth at each site, by way of calibrating: a simulation whose truth is known, and real sites.
 
-`python benchmarks/coverage.py simulation mnist heart landmine` (the last three need FEDBAYES_DATA, or download).
+`python benchmarks/coverage.py simulation private mnist heart landmine`; the last three need FEDBAYES_DATA, or download.
 Writes docs/results/coverage.json and coverage.svg. Nothing is chosen by looking at the rows that judge.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import fedbayes as fb
 from fedbayes import scores as of
-from fedbayes.evaluate import conformal
+from fedbayes.evaluate import conformal, noised
 from fedbayes.evaluate.binomial import exact_band
 from fedbayes.evaluate.calibration import Held, held_out
 from fedbayes.evaluate.conformal import THRESHOLDS, Gathered
@@ -153,6 +153,41 @@ def simulation(small: bool, only: str | None = None) -> list[dict[str, Any]]:
     return rows
 
 
+def private(small: bool) -> list[dict[str, Any]]:
+    """What noise in the sites' histograms costs: sets by label shift in the simulation, by epsilon and sites."""
+    rows = []
+    for sites, calibrating in ((5, 200),) if small else ((20, 1000), (100, 1000), (1000, 200)):
+        random, draw = torch.Generator().manual_seed(sites), np.random.default_rng(sites)
+        mixes = torch.from_numpy(draw.dirichlet(np.ones(CLASSES), sites)).clamp_min(1e-12)
+        labels = mixes.multinomial(calibrating, replacement=True, generator=random)
+        values = of.label_scores(of.least_ambiguous_scores(rows_of(labels.flatten(), random)), labels.flatten())
+        tested = mixes.multinomial(200, replacement=True, generator=random)
+        scores = of.least_ambiguous_scores(rows_of(tested.flatten(), random)).reshape(sites, 200, CLASSES)
+        for epsilon in (None, 16.0, 4.0, 1.0):
+            edges = of.PROBABILITY_EDGES if epsilon is None else noised.coarse(of.PROBABILITY_EDGES)
+            own = [
+                of.class_histograms(v, y, CLASSES, edges) for v, y in zip(values.reshape(labels.shape).unbind(), labels)
+            ]
+            gathered, source = Gathered(torch.stack(own).sum(0), own, edges), noised.source_of(0)
+            mix = torch.stack([of.mix_of_labels(n.sum(1), gathered.counts.sum(1)) for n in own])
+            if epsilon is not None:
+                gathered, mix = conformal.noised_sums(gathered, epsilon, source)
+            thresholds, _ = THRESHOLDS["label_shift"](gathered, mix, LEVEL, None)
+            sets = scores <= thresholds[:, None]
+            covered = sets.gather(2, tested[..., None])[..., 0].double().mean(1).sort().values
+            rows.append(
+                {
+                    "what": f"{sites} sites, {calibrating} rows each, epsilon {epsilon or 'infinite'}",
+                    **{"sites": sites, "rows": calibrating, "epsilon": epsilon},
+                    "mean": float(covered.mean()),
+                    "worst_decile": float(covered[: max(1, sites // 10)].mean()),
+                    "size": float(sets.double().sum(2).mean()),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
 def of_mix(run: fb.Run, made: conformal.Calibrated, held: Held) -> np.ndarray:
     """Coverage of each site by its mix of labels over all judging rows: of sites that are dealt from one set, exact."""
     rows = torch.cat(held.judge_sites).unique()
@@ -245,6 +280,7 @@ def landmine(small: bool) -> list[dict[str, Any]]:
 
 PARTS: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
     "simulation": simulation,
+    "private": private,
     "mnist": mnist,
     "heart": heart,
     "landmine": landmine,

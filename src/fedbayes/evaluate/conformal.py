@@ -93,7 +93,7 @@ def fit(
         mix = mixes(run, held, gathered, way)
     else:
         check_noised(way, score, epsilon)
-        gathered, mix = _noised(gathered, epsilon, random)
+        gathered, mix = noised_sums(gathered, epsilon, random)
     thresholds, everywhere = THRESHOLDS[way](gathered, mix, coverage, confidence)
     sites = tuple(run.task.clients.name(k) for k in range(len(run.task.clients)))
     total = int(gathered.counts.sum().round())
@@ -113,7 +113,7 @@ def fit(
     return made
 
 
-def _noised(gathered: Gathered, epsilon: float, random: np.random.Generator) -> tuple[Gathered, Tensor]:
+def noised_sums(gathered: Gathered, epsilon: float, random: np.random.Generator) -> tuple[Gathered, Tensor]:
     """What sites send under noise, added and decoded; and their label mixes by their noised totals alone."""
     sent = [noised(counts, epsilon, random) for counts in gathered.own]
     counts = cautious(torch.stack(sent).sum(0), len(sent), epsilon)
