@@ -10,11 +10,13 @@ from rich.markup import escape
 
 from fedbayes.cli.shared import app, out
 from fedbayes.cli.watching import watching
+from fedbayes.errors import InputError
 
 
 @app.command()
 def table(
     name: Annotated[str, typer.Argument(help="Such as feduab-6 or fedag-2; without a name, a list of them.")] = "",
+    every: Annotated[bool, typer.Option("--all", help="All tables, and one page of how they stand.")] = False,
     only: Annotated[str, typer.Option(help="Sets, rows and columns, by comma: mnist,FedUAB-5. All by default.")] = "",
     scale: Annotated[str, typer.Option(help="paper, or small (for a laptop).")] = "paper",
     seeds: Annotated[str, typer.Option(help="Seeds of each cell, as 0..2 or 0,3.")] = "0",
@@ -29,9 +31,11 @@ def table(
 ) -> None:
     """Run a published table again, cell by cell, and set ours beside the published figures; again: go on."""
     from fedbayes.papers.cells import Request
-    from fedbayes.papers.tables import TABLES, run_published, seeds_of
+    from fedbayes.papers.tables import TABLES, run_all, run_published, seeds_of
 
-    if not name:
+    if every and (name or only or scale != "paper"):
+        raise InputError("--all: it is every table at the printed schedule; leave out the name, --only and --scale")
+    if not (name or every):
         for known, published in TABLES.items():
             print(f"{known:<18} {published.title}")
         return
@@ -45,7 +49,7 @@ def table(
                 out.print(escape(line), soft_wrap=True)
 
             request = Request(words, scale, seeds_of(seeds), changes, keep, say, watch)
-            text = run_published(name, output, request, train=train)
+            text = run_all(output, request, train=train) if every else run_published(name, output, request, train=train)
     except KeyboardInterrupt:
         out.print("\nstopped; the same command goes on: finished cells stay, others from their last checkpoints")
         raise SystemExit(130) from None

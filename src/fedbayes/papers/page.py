@@ -13,7 +13,7 @@ from fedbayes.papers.drawing import curves
 from fedbayes.papers.layout import Layout, Row
 
 CAPITALS = ("nll", "ece", "mce", "auroc", "aupr", "fpr95", "rmse")
-BETTER_HIGH = ("accuracy", "auroc", "aupr")
+BETTER_HIGH = ("accuracy", "auroc", "aupr", "misclassified")  # the last is an AUROC too, of errors
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1c2733; }
 table { border-collapse: collapse; margin: 1rem 0 2rem; } td, th { padding: .3rem .7rem; text-align: right; }

@@ -18,7 +18,7 @@ def rows_of(name: str, table: Table[E], output: Path, scale: str) -> list[dict[s
         for metric, path in table.metrics.items():
             having = [content for content in contents if _at(content, path) is not None]
             if having:
-                rows.append(_as_variant(table, {"table": name, **_row(cell, metric, path, having), **notes}))
+                rows.append(as_variant(table, {"table": name, **_row(cell, metric, path, having), **notes}))
     return rows
 
 
@@ -55,7 +55,7 @@ def _at(content: Content, path: str) -> Any:
     return value
 
 
-def _as_variant(table: Table[E], row: dict[str, Any]) -> dict[str, Any]:
+def as_variant(table: Table[E], row: dict[str, Any]) -> dict[str, Any]:
     """`FedAvg` with the metric `pf nll` as `FedAvg-pf` with `nll`, where the table has such rows."""
     word, _, rest = row["metric"].partition(" ")
     if word not in table.variants:

@@ -11,6 +11,7 @@ from fedbayes.files import write_atomically
 from fedbayes.papers import admm, aggregation, attacks, fedag, fedppd, feduab, league, pfedpf
 from fedbayes.papers.cells import Request, Table
 from fedbayes.papers.drawing import save, svg_of
+from fedbayes.papers.index import below_head, counted, index, standings
 from fedbayes.papers.page import markdown, page
 from fedbayes.papers.rows import rows_of
 from fedbayes.runs.sweep import values_of
@@ -46,6 +47,26 @@ def run_published(name: str, output: Path, request: Request, *, train: bool = Tr
     write_atomically(output / f"{stem}.json", (json.dumps(records, indent=1) + "\n").encode())
     write_atomically(output / f"{stem}.md", text.encode())
     write_atomically(output / f"{stem}.html", page(table, rows, output, scale).encode())
+    return text
+
+
+def run_all(output: Path, request: Request, *, train: bool = True) -> str:
+    """Train what is missing of every table where asked, write index.md and index.json, and give the Markdown."""
+    if train:
+        for name in TABLES:
+            request.say(name)
+            run_published(name, output, request)
+    found = standings(TABLES, output)
+    text = index(TABLES, found, output)
+    counts = {name: counted([one for one in found if one.table == name]) for name in TABLES}
+    records = {
+        "all": counted(found),
+        "tables": {name: numbers for name, numbers in counts.items() if numbers["printed"]},
+    }
+    write_atomically(output / "index.json", (json.dumps(records, indent=1) + "\n").encode())
+    page = output / "index.md"
+    head = page.read_text(encoding="utf-8") if page.is_file() else ""
+    write_atomically(page, below_head(head, text).encode())
     return text
 
 

@@ -1,0 +1,73 @@
+"""Where every printed number stands: counted by hand on made tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbayes.papers import index
+from fedbayes.papers.cells import Cell, Source, Table
+
+PRINTED = {"accuracy": 0.9, "nll": 0.30}
+FILES: dict[tuple[str, str], list[dict[str, Any]]] = {  # by scale and row: one content for each seed
+    ("paper", "full"): [
+        {"test": {"accuracy": 0.91, "nll": 0.34}, "seed": 0},
+        {"test": {"accuracy": 0.93, "nll": 0.30}, "seed": 1},
+    ],
+    ("paper", "worse"): [{"test": {"accuracy": 0.85, "nll": 0.3004}, "seed": 0}],
+    ("paper", "otherwise"): [{"test": {"accuracy": 0.91}, "seed": 0, "otherwise": "lr 1"}],
+    ("short", "shortened"): [{"test": {"accuracy": 0.91}, "seed": 0}],
+    ("short", "full"): [{"test": {"accuracy": 0.1, "nll": 9.0}, "seed": 0}],  # what is full is not looked for again
+}
+
+
+def contents(table: Table[str], cell: Cell[str], output: Path, scale: str) -> list[dict[str, Any]]:
+    made = {"rounds": 1, "test_draws": 1, "seconds": 1.0, "device": "cpu", "commit": "abc"}
+    return [{**made, **content} for content in FILES.get((scale, cell.row), [])]
+
+
+def notes(table: Table[str], cell: Cell[str], scale: str, files: Any) -> dict[str, Any]:
+    return {"otherwise": files[0].get("otherwise", ""), "scaled": [] if scale == "paper" else ["rounds 1 for 9"]}
+
+
+def made() -> dict[str, Table[Any]]:
+    rows = ("full", "worse", "otherwise", "shortened", "missing")
+    scales = {"paper": lambda x: x, "short": lambda x: x}
+    metrics = {"accuracy": "test.accuracy", "nll": "test.nll"}
+    source: Source[str] = Source(lambda *a: None, contents, notes)
+    cells = [Cell(row, "IID", "", {**PRINTED, "elsewhere": 1.0}) for row in rows]
+    return {"made-1": Table("Made, table 1", lambda: cells, metrics, scales, "made", source)}
+
+
+def test_every_printed_number_stands_somewhere(tmp_path: Path) -> None:
+    found = index.standings(made(), tmp_path)
+    assert index.counted(found) == {
+        **{"printed": 10, "full": 4, "other settings": 1, "shortened": 1, "missing": 4},
+        **{"better": 1, "within noise": 2, "worse": 1},
+    }
+    # The full NLL .32 +- .02 is within noise; that of one seed, .3004, prints as .300; accuracy .85 is 5 points short,
+    # where seeds spread by 1.4.
+    worse = [one.row for one in found if one.verdict == "worse"]
+    assert [(row["row"], row["metric"]) for row in worse if row] == [("worse", "accuracy")]
+    text = index.index(made(), found, tmp_path)
+    assert "| Made, table 1 | 10 | 4 | 1 | 1 | 4 | 1 | 2 | 1 |" in text
+    assert "| made-1 | worse IID | accuracy | 85.00 | 90.00 | 1 |" in text
+    (tmp_path / "made-1-short.md").touch()
+    assert "[Made, table 1](made-1-short.md)" in index.index(made(), found, tmp_path)
+
+
+def test_scores_where_more_is_better_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FILES, ("paper", "worse"), [{"test": {"accuracy": 0.95, "nll": 0.9}, "seed": 0}])
+    found = index.standings(made(), tmp_path)
+    assert [one.row["metric"] for one in found if one.verdict == "worse" and one.row] == ["nll"]
+
+
+def test_what_was_written_by_hand_stays() -> None:
+    page = index.below_head("# Results\n\nBy hand.\n", "first\n")
+    assert page.startswith("# Results\n\nBy hand.\n")
+    assert page.endswith("first\n")
+    again = index.below_head(page, "second\n")
+    assert again == page.replace("first", "second")
+    assert index.below_head("", "x\n").endswith("x\n")
