@@ -89,6 +89,8 @@ def test_files_in_pefts_format_hold_the_mean_and_are_read_again(tmp_path):
         ({"peft_type": "LORA"}, "body.lora_A.weight", "lacks a factor of some layer"),
         ({"peft_type": "LORA"}, "body.lora_magnitude_vector", "which is no factor of W"),
         ({"peft_type": "LORA"}, "other.weight", "lacks a factor"),
+        ([1], "other.weight", "is no table of options"),
+        ({"peft_type": "LORA", "alpha_pattern": [2]}, "other.weight", "is no table of options"),
     ],
 )
 def test_files_of_something_else_are_refused(tmp_path, config, name, says):

@@ -29,6 +29,28 @@ def plane(rows: int = 60, test: int = 24) -> Dataset:
     return from_arrays(x[:rows], y[:rows], x[rows:], y[rows:], name="plane")
 
 
+class Taker(nn.Module):
+    """A network that takes two inputs by name, and gives a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(2, 6).double(), nn.Linear(6, 3).double()
+
+    def forward(self, place, weight):
+        return {"logits": self.head(torch.tanh(self.first(place)) * weight), "weight": weight}
+
+
+def taker(shape, outputs):
+    return Taker()
+
+
+def fields() -> Dataset:
+    """The plane with a weight beside each place."""
+    data = plane()
+    x, test_x = ({"place": t, "weight": t.abs().sum(1, keepdim=True).long()} for t in (data.x, data.test_x))
+    return from_arrays(x, data.y, test_x, data.test_y, name="fields")
+
+
 def line(rows: int = 60, test: int = 24) -> Dataset:
     """A noisy line."""
     random = torch.Generator().manual_seed(3)

@@ -39,6 +39,7 @@ METHODS: dict[str, dict[str, object]] = {
     "feduab, validation": {"validation": 0.2},
     "feduab, adapters": {"adapters": {"pattern": "1", "rank": 2}},
     "pvi, adapters": {"adapters": {"pattern": "1", "rank": 2, "full": ["3.bias"]}},
+    "fedavg, fields": {"data": "flower_code:fields", "network": "flower_code:taker", "adapters": {"rank": 2}},
     "fedvi": {"options": {"rule": "dwc", "weighting": "equal"}},
     "fedag": {"data": "flower_code:line", "options": {"noise": "heldout"}, "personal_every": 2},
     "pvi": {"rounds": 3, "options": {"damping": 0.3}},

@@ -62,7 +62,15 @@ ODD += (["fuzz_code:halving"], ["fuzz_code:nothing"], [{"stage": "fuzz_code:halv
 LITERALS = ("nan", "inf", "-inf", "1979-05-27", "07:32:00", "0x" + "f" * 400, "0x" + "f" * 9000, "1e999", "-0.0")
 KEYS = (*options_of(Keys), "round", "lr", "Data", "", "a.b")
 NETWORK_OPTIONS = ("hidden", "start", "channels", "width", "words", "spans", "blocks", "depth", "dropout", "undropped")
-TABLES = ("data_options", "network_options", "partition_options", "likelihood_options", "pretrain", "options")
+TABLES = (
+    "data_options",
+    "network_options",
+    "partition_options",
+    "likelihood_options",
+    "pretrain",
+    "options",
+    "adapters",
+)
 
 
 class Raw(str):
@@ -101,6 +109,8 @@ def valid(rng: random.Random) -> dict[str, Any]:
         table["methods"] = [method, rng.choice(list(OPTIONS))]
     if rng.random() < 0.2:
         table["personal_every"] = 1
+    if rng.random() < 0.1:
+        table["adapters"] = {"pattern": rng.choice(("*", ["1"], "fc*")), "rank": rng.choice((0, 1, 3))}
     return table
 
 

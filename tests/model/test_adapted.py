@@ -176,6 +176,12 @@ def test_a_is_drawn_by_its_address() -> None:
     assert adapt(nn.Linear(4, 3), Adapters(full=(), both=True)).lora_A.requires_grad
 
 
+def test_a_rank_is_at_most_the_inputs() -> None:
+    network = adapt(nn.Sequential(nn.Linear(3, 5), nn.Conv2d(1, 2, 2)), Adapters(full=(), rank=10**9))
+    assert network[0].lora_A.shape == (3, 3)
+    assert network[1].lora_B.shape == (2, 4, 1, 1)
+
+
 def test_rank_zero_trains_the_last_layer_alone() -> None:
     network = adapt(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), Adapters(rank=0))
     assert [n for n, p in network.named_parameters() if p.requires_grad] == ["1.weight", "1.bias"]

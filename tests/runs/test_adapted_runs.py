@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -78,3 +79,45 @@ def test_the_command_line_sets_and_explains_it(tmp_path):
     assert fb.load(tmp_path / "r").posterior.layout.shapes[0] == (100, 3)
     said = CliRunner().invoke(app, ["options", "adapters"]).output
     assert "rank = 8" in said
+
+
+def test_rows_of_several_tensors_are_predicted_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "fields_code.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "import fedbayes as fb\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)\n"
+        "    def forward(self, ids, mask):\n"
+        "        return {'logits': self.head((self.words(ids) * mask[..., None]).sum(1))}\n"
+        "def data():\n"
+        "    ids = torch.arange(60).reshape(20, 3) % 9\n"
+        "    x = {'ids': ids, 'mask': ids > 2}\n"
+        "    return fb.data.from_arrays(x, ids[:, 0] % 2, x, ids[:, 0] % 2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    x = replace(SMALL, data="fields_code:data", network="fields_code:Net", network_options={}, adapters={"rank": 2})
+    done = run(x, tmp_path / "run")["pvi"]
+    ids = np.arange(6).reshape(2, 3)
+    np.savez(tmp_path / "x.npz", ids=ids, mask=ids > 2)
+    command = [
+        "predict",
+        str(tmp_path / "run"),
+        "--input",
+        str(tmp_path / "x.npz"),
+        "--output",
+        str(tmp_path / "p.csv"),
+    ]
+    out = CliRunner().invoke(app, command)
+    assert out.exit_code == 0, out.output
+    rows = np.genfromtxt(tmp_path / "p.csv", delimiter=",", names=True)
+    probs = done.predict({"ids": ids, "mask": ids > 2}).probs
+    np.testing.assert_allclose(_probs(rows), probs.numpy(), atol=1e-4)
+
+
+def _probs(rows):
+    """The columns of probabilities, in their order."""
+    return np.stack([rows[name] for name in rows.dtype.names if name.startswith("p")][:2], 1)

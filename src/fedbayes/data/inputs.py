@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedbayes.data.coding import Coding
 from fedbayes.data.dataset import Dataset
+from fedbayes.data.fields import Fields
 from fedbayes.data.frames import SiteTable, table_of
 from fedbayes.data.site_tables import coded
 from fedbayes.errors import InputError
@@ -22,10 +23,14 @@ from fedbayes.files import array_in, arrays_in, is_archive, memory, reading, siz
 def read_inputs(source: Path, data: Dataset, beside: Sequence[str] = ()) -> Tensor:
     """Inputs of a .npy, .npz or .csv file, in the units in which the data came.
 
-    An .npz file holds one array, or one named `x`. A row of a CSV file is one input, flattened; a first line that is
-    no numbers is taken for names, by which the columns are found where the data's own have names; those named
-    `beside` are not looked at.
+    An .npz file holds one array, or one named `x`, or one for each field of a row. A row of a CSV file is one input,
+    flattened; a first line that is no numbers is taken for names, by which the columns are found where the data's own
+    have names; those named `beside` are not looked at.
     """
+    if isinstance(data.prepare, Fields) and source.suffix == ".npz":
+        arrays = arrays_in(source, "save the fields of the rows with numpy.savez")
+        if {*data.prepare.names} <= {*arrays}:
+            return data.prepare.pack({name: arrays[name] for name in data.prepare.names}, str(source))
     if data.coding is not None and source.suffix not in (".npy", ".npz"):
         return coded(_with_names(source, data.coding), data.coding)
     x = _csv(source, data.columns, beside) if source.suffix == ".csv" else _numpy(source)

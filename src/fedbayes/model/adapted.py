@@ -32,6 +32,7 @@ from fedbayes.model.adapted_layers import (
 )
 from fedbayes.model.adapters import Adapters
 from fedbayes.model.classifier import last_layer
+from fedbayes.model.model import DRAWN
 from fedbayes.noise import normals
 from fedbayes.posterior.layout import matches
 
@@ -125,8 +126,10 @@ def _load_whole(network: nn.Module, whole: Mapping[str, Tensor]) -> None:
 
 
 def _drawn(name: str, layer: nn.Module, kind: Kind, adapters: Adapters) -> Tensor:
-    """A by its address: layers of one name and shape have the same on every machine."""
-    shape, _ = kind.shapes(layer, adapters.rank)
+    """A by its address: layers of one name and shape have the same on every machine. Its rank is at most the inputs."""
+    inputs = math.prod(kind.shapes(layer, 1)[0])
+    shape, _ = kind.shapes(layer, min(adapters.rank, inputs))
+    layer.__dict__[DRAWN] = True
     values = normals(math.prod(shape), adapters.seed, "adapters", name).reshape(shape)
     if kind is EMBEDDING and layer.padding_idx is not None:
         values[:, layer.padding_idx] = 0  # type: ignore[index]
@@ -178,6 +181,7 @@ def merge(network: nn.Module) -> nn.Module:
         # A parameter of its own: one that is tied to another layer's would change that layer too.
         setattr(layer, kind.weight, nn.Parameter((weight.to(change.dtype) + change).to(weight.dtype)))
         del layer.lora_A, layer.lora_B
+        layer.__dict__.pop(DRAWN, None)
     for name, dtype in network.__dict__.pop("held_dtypes", {}).items():
         weight = network.get_parameter(name)
         weight.data = weight.data.to(dtype)

@@ -20,7 +20,9 @@ class Adapters:
         Check("a pattern or a list of them", _names),
         default="*",
     )
-    rank: int = option("of the change; 0: no layer is adapted, only `full` is trained", whole(0), default=8)
+    rank: int = option(
+        "of the change, at most a layer's inputs; 0: no layer is adapted, only `full` is trained", whole(0), default=8
+    )
     full: tuple[str, ...] | None = option(
         "patterns of weights trained in full beside the adapters; by default the last layer's", patterns, default=None
     )

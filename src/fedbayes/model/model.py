@@ -173,7 +173,8 @@ class Model:
     @cached_property
     def body(self) -> str:
         """A short hash of the frozen weights as their author gave them; empty where nothing is frozen."""
-        names = [n for weights in self.frozen.values() for n in weights if not n.endswith(DRAWN)]
+        drawn = [f"{n}.lora_A".removeprefix(".") for n, m in self.module.named_modules() if DRAWN in m.__dict__]
+        names = [n for weights in self.frozen.values() for n in weights if n not in drawn]
         digest = hashlib.blake2b(digest_size=8)
         for name in names:
             weight = self.module.get_parameter(name)
@@ -280,7 +281,7 @@ def in_precision_of(module: nn.Module, x: Any) -> Any:
 
 
 FROZEN = "frozen"
-DRAWN = "lora_A"  # which has an address instead of an author; machines may differ in its last digit
+DRAWN = "has_drawn_factor"  # of a layer whose A has an address instead of an author; machines may round it otherwise
 STATIC = ("buffers", "counters")  # parts that training does not differentiate, in any network
 
 

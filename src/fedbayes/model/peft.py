@@ -8,6 +8,7 @@ from there on; B and the modules that were saved whole are where training begins
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,9 +48,11 @@ def read(folder: str | Path) -> Factors:
         raise
     except (SafetensorError, *FAULTS) as error:
         raise InputError(f"adapters: {folder} can't be read ({one_line(error)}); {MEND}") from error
-    if not isinstance(config, Mapping) or str(config.get("peft_type")).upper() != "LORA":
+    if not isinstance(config, Mapping) or not isinstance(config.get("alpha_pattern") or {}, Mapping):
+        raise InputError(f"adapters: {folder / CONFIG} is no table of options; {MEND}")
+    if str(config.get("peft_type")).upper() != "LORA":
         raise InputError(f"adapters: {folder / CONFIG} is of no LoRA adapters; {MEND}")
-    for key in ("use_dora", "use_rslora", "alora_invocation_tokens"):
+    for key in ("use_dora", "alora_invocation_tokens"):
         if config.get(key):
             raise InputError(f"adapters: {folder} has {key}, which is not W + B A; save it without")
     a: dict[str, Tensor] = {}
@@ -64,6 +67,8 @@ def read(folder: str | Path) -> Factors:
         factor = rest.removeprefix("embedding_").removesuffix(".weight")
         if factor not in ("A", "B"):
             raise InputError(f"adapters: {folder} holds {key}, which is no factor of W + B A; {MEND}")
+        if tensor.dim() < 2 or not tensor.numel():
+            raise InputError(f"adapters: {folder} holds {key} of shape {list(tensor.shape)}, no factor; {MEND}")
         (a if factor == "A" else b)[layer] = tensor
     if {*a} != {*b} or not a:
         raise InputError(f"adapters: {folder} lacks a factor of some layer; {MEND}")
@@ -74,7 +79,7 @@ def _scaling(config: Mapping[str, Any], layer: str, rank: int) -> float:
     alpha = (config.get("alpha_pattern") or {}).get(layer, config.get("lora_alpha", rank))
     if not isinstance(alpha, int | float) or isinstance(alpha, bool):
         raise InputError(f"adapters: lora_alpha is {alpha!r}, not a number; {MEND}")
-    return alpha / rank
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def write(folder: str | Path, network: nn.Module, scales: Mapping[str, Tensor], base: str = "") -> list[Path]:
