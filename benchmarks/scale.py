@@ -26,7 +26,7 @@ from measure import Figures, Others
 from torch import nn
 
 import fedbayes as fb
-from fedbayes.federation.round import cohort_of
+from fedbayes.federation.cohorts import cohort_of
 from fedbayes.federation.rules import RULES
 from fedbayes.federation.sums import add_terms
 from fedbayes.networks.papers import network_named

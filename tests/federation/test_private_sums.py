@@ -13,9 +13,9 @@ import fedbayes as fb
 from fedbayes.clients.client import Info, Upload
 from fedbayes.engine.stacked import run_all
 from fedbayes.errors import InputError
+from fedbayes.federation.contributions import contribute
 from fedbayes.federation.private import CHANGES, KNOWN, released
 from fedbayes.federation.program import Order, Outcome, Program, Terms
-from fedbayes.federation.round import contribute
 from fedbayes.methods import METHODS
 from fedbayes.posterior.values import Gaussian, Point
 from fedbayes.training.rounds import prepare

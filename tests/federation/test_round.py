@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from fedbayes import Gaussian, Point, data, pool
+from fedbayes.federation.cohorts import cohort_size
+from fedbayes.federation.contributions import contribute
 from fedbayes.federation.program import Context
-from fedbayes.federation.round import close_round, cohort_size, contribute, open_round
+from fedbayes.federation.round import close_round, open_round
 from fedbayes.federation.rules import Rule
 from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.methods import fedavg, fedvi, method_named

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedbayes.federation.buffered import Timeline
+from fedbayes.federation.cohorts import MANY, called, cohort_of, drawn
 from fedbayes.federation.delays import Delays, Population, shares
 from fedbayes.federation.flight import DROPPED, LATE, STALE, Flight, Seat, Sent
-from fedbayes.federation.round import MANY, called, cohort_of, drawn
 from fedbayes.federation.schedule import Waiting
 from fedbayes.federation.waiting import DELAYS, STALENESS, DelayOptions
 from fedbayes.posterior.values import Point

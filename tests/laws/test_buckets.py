@@ -13,8 +13,10 @@ from torch.utils._pytree import tree_leaves
 import fedbayes as fb
 from fedbayes.data import Clients, from_clients
 from fedbayes.errors import InputError
+from fedbayes.federation.cohorts import dealt
+from fedbayes.federation.pooling import pooled
 from fedbayes.federation.program import Stage
-from fedbayes.federation.round import dealt, open_round, pooled
+from fedbayes.federation.round import open_round
 from fedbayes.federation.rules import RULES
 from fedbayes.posterior.values import Gaussian, Parts
 from fedbayes.training.rounds import Memory, prepare, rounds, rounds_together

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import fedbayes as fb
 from fedbayes import Gaussian, Point, pool
 from fedbayes.data import from_clients
+from fedbayes.federation.pooling import pooled
 from fedbayes.federation.program import Contribution, Outcome
 from fedbayes.federation.robust import count_of
-from fedbayes.federation.round import open_round, pooled
+from fedbayes.federation.round import open_round
 from fedbayes.federation.rules import RULES, robust_rules
 from fedbayes.training.rounds import prepare
 

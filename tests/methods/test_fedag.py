@@ -9,7 +9,8 @@ from fedbayes.data import from_clients
 from fedbayes.engine.fast.rowwise import compiler
 from fedbayes.engine.sharing import share_store
 from fedbayes.errors import InputError
-from fedbayes.federation.round import cohort_of, predicting
+from fedbayes.federation.cohorts import cohort_of
+from fedbayes.federation.round import predicting
 from fedbayes.model.likelihood import normal
 from fedbayes.training.observation import observation_noise
 from fedbayes.training.rounds import Memory, fit, prepare, rounds, rounds_together

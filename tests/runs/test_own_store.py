@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbayes.errors import InputError
-from fedbayes.federation.round import cohort_of
+from fedbayes.federation.cohorts import cohort_of
 from fedbayes.posterior.values import Gaussian
 from fedbayes.runs import rows
 from fedbayes.runs.own import Index, OwnFiles, rows_on_disk

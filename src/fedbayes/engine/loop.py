@@ -11,9 +11,9 @@ from torch import Tensor
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.engine.batches import schedule, steps_in_epoch
 from fedbayes.engine.clock import SUM, share
+from fedbayes.federation.contributions import LEFT_OUT, Term, contribute, summed
 from fedbayes.federation.influence import by_client
 from fedbayes.federation.program import Contribution, Figures, Order, Outcome, OwnState, Program, Store, nothing
-from fedbayes.federation.round import LEFT_OUT, Term, contribute, summed
 from fedbayes.federation.sums import Totals, added_to, apart
 from fedbayes.noise import Tape, normals, seeded
 

@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_map
 from fedbayes.clients.client import Info, Upload
 from fedbayes.engine.clock import SUM, share
 from fedbayes.engine.together import Clients, take
+from fedbayes.federation.contributions import LEFT_OUT, contribute, summed
 from fedbayes.federation.influence import by_client
 from fedbayes.federation.program import Contribution, Outcome, Program, Terms
-from fedbayes.federation.round import LEFT_OUT, contribute, summed
 from fedbayes.federation.sums import Totals, added_to, apart, by_bucket
 
 

@@ -9,9 +9,9 @@ one client that lies spoils its whole bucket: there must be more than two bucket
 from __future__ import annotations
 
 from fedbayes.errors import InputError
+from fedbayes.federation.pooling import static_rules
 from fedbayes.federation.program import Program
 from fedbayes.federation.robust import count_of
-from fedbayes.federation.round import static_rules
 from fedbayes.federation.rules import RULES, Rule
 from fedbayes.federation.weighting import WEIGHTINGS
 

@@ -13,10 +13,11 @@ from itertools import chain
 from typing import Any
 
 from fedbayes.errors import InputError
+from fedbayes.federation.cohorts import called
 from fedbayes.federation.delays import Delays
 from fedbayes.federation.flight import DROPPED, LATE, REASONS, STALE, Flight, Seat, Sent
 from fedbayes.federation.program import FederationState, Order, Program
-from fedbayes.federation.round import called, told
+from fedbayes.federation.round import told
 from fedbayes.federation.schedule import Plan, Scheduler, Waiting, by_speed
 from fedbayes.federation.waiting import BUFFERED, STALENESS, BufferOptions
 from fedbayes.noise import address

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedbayes.federation.cohorts import cohort_of
 from fedbayes.federation.delays import SPEEDS, Delays, shares
 from fedbayes.federation.flight import Flight
 from fedbayes.federation.program import FederationState, Order, Program
 from fedbayes.federation.randomness import Randomness
-from fedbayes.federation.round import cohort_of, open_round, told
+from fedbayes.federation.round import open_round, told
 from fedbayes.federation.waiting import SYNCHRONOUS
 
 POISSON = "poisson"

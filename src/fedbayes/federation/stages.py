@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbayes.clients.client import Client
 from fedbayes.clients.optimisers import Optimiser
 from fedbayes.errors import InputError
+from fedbayes.federation.pooling import ensemble_of, pooled
 from fedbayes.federation.program import (
     AT_SERVER,
     SERVER,
@@ -21,7 +22,7 @@ from fedbayes.federation.program import (
     ServerData,
     Stage,
 )
-from fedbayes.federation.round import ensemble_of, message_bytes, pooled
+from fedbayes.federation.round import message_bytes
 from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.model.gradient import still
 from fedbayes.model.model import is_static

@@ -14,9 +14,10 @@ from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.clock import STEPS, share
 from fedbayes.errors import InputError
 from fedbayes.federation.buffered import planned
+from fedbayes.federation.cohorts import called
 from fedbayes.federation.flight import REASONS, STALE, Flight, Seat, Sent
 from fedbayes.federation.program import FederationState, Order
-from fedbayes.federation.round import called, told
+from fedbayes.federation.round import told
 from fedbayes.federation.schedule import Plan
 from fedbayes.federation.staleness import closed_on
 from fedbayes.flower.border import Form, Refusal, Reply, guarded, reply_of

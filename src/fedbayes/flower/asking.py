@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from fedbayes.federation.cohorts import drawn
 from fedbayes.federation.program import Order
-from fedbayes.federation.round import drawn
 from fedbayes.flower.border import Refusal, guarded
 from fedbayes.flower.post import Answer, exchange
 from fedbayes.flower.roll import Roll

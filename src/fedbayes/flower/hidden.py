@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Info, Upload
+from fedbayes.federation.contributions import contribute
+from fedbayes.federation.pooling import pooled
 from fedbayes.federation.program import Order, Outcome, Program, Terms
-from fedbayes.federation.round import contribute, pooled
 from fedbayes.flower.fixed import METRIC, RANGE, dequantise, flat, split
 from fedbayes.flower.secure_letters import Masked, words
 from fedbayes.posterior.values import check

@@ -14,8 +14,9 @@ from fedbayes.engine.loop import Loop
 from fedbayes.errors import InputError, shown
 from fedbayes.experiments.build import build, keeps_apart, side_of
 from fedbayes.experiments.experiment import Experiment, from_toml, to_toml
+from fedbayes.federation.contributions import LEFT_OUT, contribute
 from fedbayes.federation.program import Order, Program
-from fedbayes.federation.round import LEFT_OUT, begin, contribute, told
+from fedbayes.federation.round import begin, told
 from fedbayes.flower.kept import Kept, Lost
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, head_of, layouts_of, read
 from fedbayes.posterior.values import Parts

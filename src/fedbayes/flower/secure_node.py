@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.federation.round import contribute
+from fedbayes.federation.contributions import contribute
 from fedbayes.flower import masks
 from fedbayes.flower.fixed import METRIC, RANGE, flat, quantise, split
 from fedbayes.flower.kept import Kept

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedbayes.errors import InputError
 from fedbayes.experiments.build import clients_of
 from fedbayes.experiments.experiment import Experiment, to_toml
-from fedbayes.federation.round import cohort_size
+from fedbayes.federation.cohorts import cohort_size
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.settings import settings_of
 from fedbayes.runs.folder import Run, Watch

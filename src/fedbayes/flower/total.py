@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from fedbayes.clients.client import Info, Own, Upload
+from fedbayes.federation.contributions import LEFT_OUT, contribute, summed
 from fedbayes.federation.influence import by_client
 from fedbayes.federation.program import Contribution, Figures, Order, Outcome, Program
-from fedbayes.federation.round import LEFT_OUT, contribute, summed
 from fedbayes.federation.sums import Totals, added_to, apart
 from fedbayes.flower.border import LARGEST, Refusal, Reply, guarded
 from fedbayes.flower.wire import Coding, read, write

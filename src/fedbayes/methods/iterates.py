@@ -9,8 +9,8 @@ import torch
 
 from fedbayes.clients.posterior_averaging import posterior_averaging
 from fedbayes.clients.swag import LEAST, swag
+from fedbayes.federation.pooling import static_rules
 from fedbayes.federation.program import Program
-from fedbayes.federation.round import static_rules
 from fedbayes.federation.rules import RULES
 from fedbayes.methods.groups import ServerStep
 from fedbayes.methods.method import Setting

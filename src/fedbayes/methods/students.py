@@ -14,8 +14,8 @@ from fedbayes.clients.langevin import COOLING, SCHEDULES, UPLOADS, langevin
 from fedbayes.clients.samplers import SAMPLERS, Sampler
 from fedbayes.clients.schedules import WITHIN
 from fedbayes.errors import InputError
+from fedbayes.federation.pooling import static_rules
 from fedbayes.federation.program import Pooling, Prediction, Program
-from fedbayes.federation.round import static_rules
 from fedbayes.federation.rules import rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import check_batch, model_of

@@ -19,9 +19,10 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.federation.attacks import Attack
 from fedbayes.federation.bounds import Bounds, with_bounds
 from fedbayes.federation.buckets import check_streaming
+from fedbayes.federation.cohorts import cohort_size
 from fedbayes.federation.own_stages import with_stages
 from fedbayes.federation.program import Stage, Store
-from fedbayes.federation.round import at_home, cohort_size, gathering
+from fedbayes.federation.round import at_home, gathering
 from fedbayes.federation.schedule import poisson
 from fedbayes.methods import METHODS, Method, Setting, method_named
 from fedbayes.model.adapted import adapt

@@ -17,9 +17,10 @@ from fedbayes.engine.clock import EVALUATION, FILES, PERSONAL, START, STEPS, SUM
 from fedbayes.engine.stacked import run_all
 from fedbayes.errors import Diverged, NotFinite
 from fedbayes.federation.attacks import Attack
+from fedbayes.federation.contributions import LEFT_OUT, as_told
 from fedbayes.federation.influence import is_shown
 from fedbayes.federation.program import Context, FederationState, Order, Outcome, Stage, nothing
-from fedbayes.federation.round import LEFT_OUT, as_told, close_round, message_bytes
+from fedbayes.federation.round import close_round, message_bytes
 from fedbayes.federation.schedule import Plan
 from fedbayes.federation.staleness import closed_on
 from fedbayes.methods import Method
