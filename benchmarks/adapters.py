@@ -68,7 +68,7 @@ def house_numbers() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def perceptron() -> nn.Module:
     """Trained on digits that lie on their side: half of the training rows, which sites do not have."""
     data = fb.data.load("digits")
-    x, y = data.prepare(data.x[::2]).reshape(-1, 8, 8).rot90(1, (1, 2)).flatten(1), data.y[::2]
+    x, y = data.prepare(data.x[::2]).rot90(1, (-2, -1)), data.y[::2]
     with seeded(0, "perceptron"):
         network = nn.Sequential(
             nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
@@ -106,7 +106,7 @@ CASES = {
         40,
         16,
         {},
-        lambda: {"turned": fb.data.load("digits").test_x.reshape(-1, 8, 8).rot90(1, (1, 2)).flatten(1)},
+        lambda: {"turned": fb.data.load("digits").test_x.rot90(1, (-2, -1))},
     ),
 }
 
