@@ -152,7 +152,7 @@ def test_members_of_a_sweep_are_private_each_on_its_own(x: Experiment, tmp_path:
 
 def test_flower_and_runs_that_are_not_private_are_refused(x: Experiment, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="private: on Flower"):
-        fb.experiments.build.build(replace(x, engine="flower"))
+        fb.experiments.build.build(replace(x, engine="flower", private="rows"))
     run(replace(x, private=None, noise_multiplier=None, rounds=1), tmp_path)
     with pytest.raises(InputError, match="no private run"):
         spending(tmp_path)

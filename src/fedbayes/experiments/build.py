@@ -32,6 +32,7 @@ from fedbayes.options import options_of
 from fedbayes.training.defaults import default_likelihood, options_by
 from fedbayes.training.personal import Federation
 from fedbayes.training.rounds import Task, prepare, pretrained
+from fedbayes.training.settings import ROWS
 
 
 def build(experiment: Experiment, *, network: nn.Module | None = None, clients: Clients | None = None) -> Task:
@@ -39,9 +40,12 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
     x = experiment
     if x.engine == FLOWER and x.attack is not None:
         raise InputError("attack: attacks are simulated in one process; leave attack out on Flower, or set engine=auto")
-    if x.engine == FLOWER and x.private is not None:
+    if x.engine == FLOWER and x.private_scores is not None:
+        raise InputError("private_scores: on Flower the server has no rows to score; leave it out, or set engine=auto")
+    if x.engine == FLOWER and x.private == ROWS:
         raise InputError(
-            "private: on Flower the server would see the sum before its noise; leave private out, or set engine=auto"
+            "private: on Flower a site that starts again would forget the account of its rows; "
+            "use private = 'clients', or set engine=auto"
         )
     if x.engine == FLOWER and x.leave_out is not None:
         raise InputError("leave_out: on Flower a site is left out by not starting its node; set engine=auto to try it")
@@ -90,6 +94,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             noise_multiplier=x.noise_multiplier,
             private_clip=x.private_clip,
             public_test=x.public_test,
+            private_scores=x.private_scores,
             private_seed=x.private_seed,
             validation=x.validation,
             patience=x.patience,

@@ -149,6 +149,7 @@ SHORTENED = Transform("clip of what is added", terms=_shortened)
 def released(program: Program, order: Order, outcome: Outcome, normals: Normals) -> tuple[Order, Outcome]:
     """What leaves a private round: the noisy sum, as if the expected cohort had sent it; not who came, nor how it went.
 
+    A sum to which clients have added their shares of the noise has it already; where nobody sent anything it is added.
     The noisy sum is rounded to float32, so that the last digits of a float64 tell nothing of what was added.
     """
     mechanism = program.pooling.private
@@ -157,7 +158,8 @@ def released(program: Program, order: Order, outcome: Outcome, normals: Normals)
     still = {part: one_of(rule, reference[part]) for part, rule in program.pooling.rules.items()}
     numbers = [t for statistics in still.values() for key, t in statistics.items() if key not in KNOWN]
     sizes = [t.numel() for t in numbers]
-    noise = iter((mechanism.clip * mechanism.noise * normals(sum(sizes))).split(sizes))
+    strength = 0.0 if outcome.noisy else mechanism.clip * mechanism.noise
+    noise = iter((strength * normals(sum(sizes))).split(sizes))
     terms: Terms = {}
     for part, statistics in still.items():
         total = {} if outcome.terms is None else outcome.terms[part]

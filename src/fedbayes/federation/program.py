@@ -82,6 +82,7 @@ class Outcome(NamedTuple):
     version: int = 0  # of the broadcast that they trained from; of several, the oldest
     influence: Mapping[int, Figures] = {}
     buckets: Mapping[int, Terms] = {}  # where clients are dealt to buckets: the sum of each, in place of one sum
+    noisy: bool = False  # whether clients have added the noise of a private sum
 
 
 class Gather(NamedTuple):

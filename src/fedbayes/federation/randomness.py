@@ -21,8 +21,13 @@ NOT_PRIVATE = "NOT PRIVATE: noise and cohorts come from a seed, so that whoever 
 
 def system_normals(count: int) -> Tensor:
     """Standard normals in float64 of the system's bytes, by Box and Muller: 8 bytes each, to 8.5 deviations."""
+    return normals_of(np.frombuffer(os.urandom(16 * -(-count // 2)), np.uint64), count)
+
+
+def normals_of(words: np.ndarray, count: int) -> Tensor:
+    """Standard normals in float64 of so many random words of 64 bits, by Box and Muller; an even number of words."""
     pairs = -(-count // 2)
-    bits = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs) >> np.uint64(11)
+    bits = words[: 2 * pairs].reshape(2, pairs) >> np.uint64(11)
     radius, angle = (bits + 0.5) * 2.0**-53
     radius, angle = np.sqrt(-2 * np.log(radius)), 2 * np.pi * angle
     return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count])
@@ -53,11 +58,11 @@ class Randomness(NamedTuple):
         """The first part of the addresses of all noise of a run whose rows are private; another in each process."""
         return fresh_key() if self.seed is None else Key(f"seed {self.seed}")
 
-    def normals(self, count: int, number: int) -> Tensor:
+    def normals(self, count: int, number: int, purpose: str = "noise") -> Tensor:
         """Standard normals [count] for a round."""
         if self.seed is None:
             return system_normals(count)
-        return torch.from_numpy(_seeded(self.seed, number, "noise").standard_normal(count))
+        return torch.from_numpy(_seeded(self.seed, number, purpose).standard_normal(count))
 
     def sample(self, count: int, rate: float, number: int, purpose: str = "cohort") -> list[int]:
         """Each of `count` with probability `rate`, for a round."""

@@ -35,7 +35,9 @@ class Asking:
         self.begun = True
         nodes = {k: online[k] for k in missing if k in online}
         called = {*order.cohort, *order.dropped, *total.own}
-        line = drawn(order.round, clients=len(self.task.clients), seed=self.task.seed).tolist()
+        # Who is in a private round is the account's to say: nobody stands in for another.
+        alone = self.task.hides_cohorts
+        line = [] if alone else drawn(order.round, clients=len(self.task.clients), seed=self.task.seed).tolist()
         spare = iter([k for k in line if k in online and k not in called])
         for k in missing:
             if k not in online:

@@ -95,6 +95,18 @@ def check_buffered(experiment: Experiment, task: Task, settings: Settings) -> No
             raise InputError(f'flower: schedule = "buffered": {why}')
 
 
+def check_private(experiment: Experiment, settings: Settings) -> None:
+    """Refuse what would tell of private clients."""
+    if settings.client_scores and not experiment.public_test:
+        raise InputError("flower: client_scores: scores of the clients' rows have no noise; leave it out")
+    least = max(LEAST, settings.min_clients)
+    if settings.colluding >= least:
+        raise InputError(
+            f"flower: colluding is {settings.colluding}, and a sum may be of {least} clients; raise min_clients, "
+            "so that others are left who add noise"
+        )
+
+
 def check_sizes(buckets: int, cohort: int) -> None:
     """Refuse buckets that have too few clients to hide one another in a secure sum."""
     if buckets and cohort // buckets < LEAST:
@@ -120,6 +132,8 @@ def federated(post: Post) -> Carrier:
         if any(stage.name == STATISTICS for stage in task.program.stages):
             raise InputError("norm_passes: on Flower a round is one exchange; set it to 0")
         check_precision(experiment.method, task.program, settings.dtype)
+        if task.hides_cohorts:
+            check_private(experiment, settings)
         if task.scheduler.waiting is not None:
             check_buffered(experiment, task, settings)
         if settings.secure:
@@ -146,8 +160,9 @@ def federated(post: Post) -> Carrier:
         clock.sign.round = progress.state.round
         for made, record in _rounds(task, progress, own, after):
             phases, clients = clock.take_times()
-            record["phases"] = {**phases, "server": max(0.0, record["seconds"] - sum(phases.values()))}
-            record["client_seconds"] = {task.clients.name(k): seconds for k, seconds in sorted(clients.items())}
+            if not task.hides_cohorts:
+                record["phases"] = {**phases, "server": max(0.0, record["seconds"] - sum(phases.values()))}
+                record["client_seconds"] = {task.clients.name(k): seconds for k, seconds in sorted(clients.items())}
             books[-1].add(record)
             clock.sign.round = made.state.round
             yield made, record
@@ -167,10 +182,12 @@ def _rounds(task: Task, progress: Progress, own: OwnStore, after: Callable[[], N
             started = time.perf_counter()
             scores = engine.scores(made.state)
             record["test_clients" if record["test"] else "test"] = scores
-            record["seconds"] += time.perf_counter() - started
-        names = task.clients.names
-        record["took_part"] = [names[k] if names else k for k in engine.asking.took_part]
-        record |= engine.take_bytes()
+            if not task.hides_cohorts:
+                record["seconds"] += time.perf_counter() - started
+        names, moved = task.clients.names, engine.take_bytes()
+        if not task.hides_cohorts:  # who came, and what they sent
+            record["took_part"] = [names[k] if names else k for k in engine.asking.took_part]
+            record |= moved
         if late := engine.take_notes():
             record["notes"] = [*record.get("notes", []), *late]
         yield made, record

@@ -18,6 +18,8 @@ from fedbayes.federation.contributions import LEFT_OUT, contribute
 from fedbayes.federation.program import Order, Program
 from fedbayes.federation.round import begin, told
 from fedbayes.flower.kept import Kept, Lost
+from fedbayes.flower.settings import checked
+from fedbayes.flower.shown import LEAST
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, head_of, layouts_of, read
 from fedbayes.posterior.values import Parts
 from fedbayes.training.rounds import Task
@@ -43,7 +45,9 @@ class Node:
 
     def __init__(self, experiment: Experiment, client: int) -> None:
         self.client = client
-        self.secure = bool(experiment.flower.get("secure"))  # by its own file, whatever a letter says
+        settings = checked(experiment.flower)  # by its own file, whatever a letter says
+        self.secure = settings.secure
+        self.least, self.colluding = max(LEAST, settings.min_clients), settings.colluding
         self.stream: str | None = None  # a file that new rows come into, and the column of their labels
         self.label: str | None = None
         self.state: str | None = None  # a folder for what a watch has seen

@@ -91,8 +91,9 @@ class Remote:
         return secure_outcome(self.asking, order, lambda k: counted(own(k)), after)
 
     def take_notes(self) -> list[str]:
+        """What there is to say of the clients since it was last asked; of private ones nothing."""
         notes, self.asking.notes = [*self.roll.take_notes(), *self.asking.notes], []
-        return notes
+        return [] if self.asking.task.hides_cohorts else notes
 
     def take_bytes(self) -> dict[str, int]:
         """Bytes of arrays sent and received since it was last asked."""

@@ -120,8 +120,15 @@ def _maximum(a: np.ndarray, like: Tensor, name: str) -> Tensor:
     return t
 
 
-def shares_of(answer: Answer, expected: Head, wanted: Mapping[int, bytes]) -> dict[int, bytes]:
-    """Shares by owner; `wanted` has the digest of each."""
+class Given(NamedTuple):
+    """Shares by owner, and seeds of the noise that is too much."""
+
+    shares: dict[int, bytes]
+    noise: list[bytes]
+
+
+def shares_of(answer: Answer, expected: Head, wanted: Mapping[int, bytes], pieces: int) -> Given:
+    """What takes masks off, and so many pieces of noise; `wanted` has the digest of each share."""
     head = opened(answer, expected).head
     of, shares = listed(head, "of", int, len(wanted)), listed(head, "shares", bytes, len(wanted))
     if of != sorted(wanted) or len(shares) != len(of):
@@ -129,7 +136,10 @@ def shares_of(answer: Answer, expected: Head, wanted: Mapping[int, bytes]) -> di
     for k, share in zip(of, shares):
         if len(share) != masks.SHARE or short(share) != wanted[k]:
             raise Refused(f"its share of client {k}'s mask is not the one that it was given")
-    return dict(zip(of, shares))
+    noise = listed(head, "noise", bytes, pieces) if pieces else []
+    if len(noise) != pieces or any(len(seed) != masks.SEED for seed in noise):
+        raise Refused(f"its noise is not {pieces} seeds")
+    return Given(dict(zip(of, shares)), noise)
 
 
 def words(shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedbayes.federation.contributions import contribute
-from fedbayes.flower import masks
+from fedbayes.federation.program import Terms
+from fedbayes.flower import masks, noise_shares
 from fedbayes.flower.fixed import METRIC, RANGE, flat, quantise, split
 from fedbayes.flower.kept import Kept
 from fedbayes.flower.node import Node
@@ -40,6 +41,8 @@ def answer(node: Node, kind: str, letter: Letter, kept: Kept) -> Letter:
         raise Refused(f"a secure sum asks in turn: {kind} came without {ORDER[kind][0]} of the same attempt")
     if not ORDER[kind]:
         secret = {"past": _past(secret, at)}
+        if node.task.program.pooling.private is not None and secret["past"]:
+            raise Refused(noise_shares.ONCE)
     secret["at"] = at
     kept.secret.store(b"")  # whatever happens now, no letter is answered twice
     made = ANSWERS[kind](node, letter, kept, secret)
@@ -108,9 +111,13 @@ def masked(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
     terms, finite, _ = contribute(program, upload, info, unit=head["weight_unit"])
     if not bool(finite):
         raise Refused("its weight was not finite")
+    private = program.pooling.private
     # A figure is only told: one that does not fit into the sum is no reason to leave the client out of it.
-    figures = {name: _within(torch.as_tensor(value)) for name, value in upload.metrics.items()}
+    told = upload.metrics if private is None else {}
+    figures = {name: _within(torch.as_tensor(value)) for name, value in told.items()}
     hidden, clear = split(program, {**terms, **({METRIC: figures} if figures else {})})
+    if private is not None:
+        hidden = _with_noise(node, secret, hidden, private.clip * private.noise, head)
     vector = quantise(hidden, head["clients"])
     vector = vector + masks.mask(bytes.fromhex(secret["seed"]), masks.purpose("own", *secret["at"]), len(vector))
     for k in secret["sources"]:
@@ -144,7 +151,28 @@ def unmask(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
     kept.shown.admit(Sum(key, secret["broadcast"], frozenset(alive)))
     held = {int(k): [bytes.fromhex(share) for share in pair] for k, pair in secret["held"].items()}
     of = sorted((near | {*gone}) & {*held})
-    return Letter(node.reply(letter, of=of, shares=[held[k][0] if k in near else held[k][1] for k in of]), {})
+    said: Head = {"of": of, "shares": [held[k][0] if k in near else held[k][1] for k in of]}
+    if "noise" in secret:
+        many = noise_shares.surplus(secret["steps"], len(alive))
+        said["noise"] = [bytes.fromhex(seed) for seed in secret["noise"][:many]]
+    return Letter(node.reply(letter, **said), {})
+
+
+def _with_noise(node: Node, secret: dict[str, Any], terms: Terms, deviation: float, head: Head) -> Terms:
+    """Statistics with this client's share of the sum's noise; the seeds of what may be too much are kept."""
+    places = noise_shares.steps(node.least, head["clients"])
+    if not node.colluding < node.least <= head["clients"]:
+        raise Refused(f"a private sum of {head['clients']} clients is below its own threshold of {node.least}")
+    sizes = noise_shares.deviations(places, node.colluding, deviation)
+    seeds = [os.urandom(masks.SEED) for _ in sizes]
+    secret |= {"noise": [seed.hex() for seed in seeds[:-1]], "steps": places}
+    named = flat(terms)
+    noise = noise_shares.share(seeds, sizes, secret["at"], sum(t.numel() for t in named.values()))
+    noisy: Terms = {}
+    for (name, t), own in zip(named.items(), noise.split([t.numel() for t in named.values()])):
+        part, key = name.split("/")
+        noisy.setdefault(part, {})[key] = t.double() + own.reshape(t.shape).to(t.device)
+    return noisy
 
 
 def _strike(secret: dict[str, Any], evidence: Evidence, kept: Kept, key: str) -> None:

@@ -9,15 +9,18 @@ from fedbayes.errors import InputError
 from fedbayes.federation.program import Order, Outcome
 from fedbayes.federation.round import merged
 from fedbayes.federation.sums import Totals, added_to, apart
+from fedbayes.flower import noise_shares
 from fedbayes.flower.asking import Asking
 from fedbayes.flower.border import Refusal
 from fedbayes.flower.hidden import NoPosterior
 from fedbayes.flower.post import Answer
 from fedbayes.flower.promises import Evidence
 from fedbayes.flower.secure_sum import MASKED, SecureSum, Spoilt, TooFew
-from fedbayes.flower.shown import Clients
+from fedbayes.flower.shown import LEAST, Clients
 from fedbayes.flower.total import Total
 from fedbayes.flower.wire import Letter
+
+NOTHING = Outcome(None, [], {}, {}, {}, 0)  # of a private round that has noise alone
 
 
 class NoSum(InputError):
@@ -60,6 +63,8 @@ class SecureRound:
             others = [refusal for k, refusal in sorted(attempt.refusals.items()) if k not in self.spoilers]
             why += "".join(f"; {refusal}" for refusal in others)
             asking.notes.append(f"the secure sum was begun anew: {why}")
+            if any(noise_shares.ONCE in refusal.reason for refusal in attempt.refusals.values()):
+                return NOTHING  # the sum was shown and lost: the round is over, with noise alone
         raise NoSum(
             f"round {self.order.round + 1}: no secure sum came about ({why}). "
             "The rounds before it are kept: start the run again into the same folder when the nodes are back"
@@ -77,7 +82,9 @@ class SecureRound:
         self.chosen = Total(asking.program, self.order, asking.settings.coding)
         asked = {k: node for k, node in asking.choose(self.order, self.chosen).items() if k not in self.spoilers}
         rows = [asking.roll.cards[node].rows for node in asked.values()]
-        self.unit = self.unit or sum(rows) / max(1, len(rows))
+        # Of a private sum weights have a bound, in whose terms its noise is.
+        typical = sum(rows) / max(1, len(rows)) if asking.program.pooling.private is None else 1.0
+        self.unit = self.unit or typical
         counted = {k: self.counted(k) for k in asked}
 
         def exchange(kind: str, letters: Mapping[int, Letter]) -> Iterator[tuple[int, Answer]]:
@@ -120,6 +127,9 @@ class SecureRound:
 
 def secure_outcome(asking: Asking, order: Order, counted: Callable[[int], int], after: Callable[[], None]) -> Outcome:
     """A round's secure sum; of buckets one for each, in turn. Most must come about, and the others are left out."""
+    least = max(LEAST, asking.settings.min_clients)
+    if asking.program.pooling.private is not None and len(order.cohort) < least:
+        return NOTHING
     if not order.buckets:
         return SecureRound(asking, order, counted, after).run()
     called = {*order.cohort, *order.dropped}

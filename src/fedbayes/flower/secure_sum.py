@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
-from fedbayes.federation.program import Order, Outcome, Program
-from fedbayes.flower import masks
+from fedbayes.federation.program import Order, Outcome, Program, Terms
+from fedbayes.flower import masks, noise_shares
 from fedbayes.flower.border import Refusal, Unusable, guarded
+from fedbayes.flower.fixed import flat
 from fedbayes.flower.hidden import Hidden
 from fedbayes.flower.node import told_by
 from fedbayes.flower.post import Answer
@@ -50,7 +52,11 @@ class SecureSum:
         self.before = before  # the sums of this round that were asked for; this one joins them
         self.at = head["run"], order.round, head["attempt"]
         self.head = {**head, "round": order.round}
-        self.least = max(LEAST, min(settings.min_clients, len(order.cohort)))
+        self.private = program.pooling.private
+        # The noise of a private sum is dealt for so many at least, whoever was drawn for the round.
+        least = settings.min_clients if self.private else min(settings.min_clients, len(order.cohort))
+        self.least = max(LEAST, least)
+        self.noise: dict[int, list[bytes]] = {}  # seeds of what is too much, by client
         self.refusals: dict[int, Refusal] = {}  # of those who are not in the sum
         self.silent: set[int] = set()
         self.withheld: dict[int, Refusal] = {}  # of those who are in it, but give no shares
@@ -81,7 +87,25 @@ class SecureSum:
         for mask in self._masks(alive, self._shares(alive), len(vector)):
             vector += mask
         self.lost = [k for k in replies if replies[k].lost]
-        return hidden.outcome(vector, replies, self.clients)
+        outcome = hidden.outcome(vector, replies, self.clients)
+        return outcome if self.private is None else self._calmed(outcome)
+
+    def _calmed(self, outcome: Outcome) -> Outcome:
+        """The sum without the noise that is more than it must have."""
+        assert self.private is not None
+        assert outcome.terms is not None
+        named = flat(outcome.terms)
+        sizes = noise_shares.deviations(self._steps(), self.settings.colluding, self.private.clip * self.private.noise)
+        lengths = [t.numel() for t in named.values()]
+        excess = torch.from_numpy(noise_shares.excess(self.noise, sizes, self.at, sum(lengths)))
+        terms: Terms = {}
+        for (name, t), own in zip(named.items(), excess.split(lengths)):
+            part, key = name.split("/")
+            terms.setdefault(part, {})[key] = t - own.reshape(t.shape)
+        return outcome._replace(terms=terms, noisy=True)
+
+    def _steps(self) -> list[int]:
+        return noise_shares.steps(self.least, self.clients)
 
     def _keys(self, counted: Iterable[int]) -> dict[int, Keys]:
         def read(k: int, answer: Answer) -> Keys:
@@ -177,10 +201,12 @@ class SecureSum:
             for j in about
         }
         shares: dict[int, dict[int, bytes]] = {k: {} for k in self.dealt}
+        many = 0 if self.private is None else noise_shares.surplus(self._steps(), len(alive))
         for _ in range(self.settings.attempts):
-            for j, given in self._ask(UNMASK, about, lambda j, a: shares_of(a, self.expected(j), wanted[j])):
+            for j, given in self._ask(UNMASK, about, lambda j, a: shares_of(a, self.expected(j), wanted[j], many)):
                 del about[j]
-                for k, share in given.items():
+                self.noise[j] = given.noise
+                for k, share in given.shares.items():
                     shares[k][j] = share
             about = {j: head for j, head in about.items() if j not in self.withheld}
             if not about or all(self._missing(k, held) <= 0 for k, held in shares.items()):

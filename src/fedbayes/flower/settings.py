@@ -50,6 +50,11 @@ class Settings:
     secure: bool = option(
         "uploads are added under masks: the server sees their sum, and no client's own", flag, default=False
     )
+    colluding: int = option(
+        "clients of a secure sum that may tell the server their shares of a private run's noise: the others' suffice",
+        whole(0),
+        default=0,
+    )
     client_scores: bool | None = option(
         "scores on the clients' test rows; by default where the server has none", flag, default=None
     )

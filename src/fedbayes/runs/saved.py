@@ -18,6 +18,7 @@ def _private(privacy: PrivateRun) -> dict[str, Any]:
     return {
         **{"private": privacy.level, "epsilon": privacy.budget, "delta": privacy.delta, "private_clip": privacy.clip},
         **{"noise_multiplier": privacy.noise, "private_seed": privacy.random.seed, "public_test": privacy.public_test},
+        **({} if privacy.scoring is None else {"private_scores": privacy.scoring.share}),
     }
 
 

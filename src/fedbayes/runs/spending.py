@@ -44,9 +44,13 @@ def _of(folder: Path, more: int) -> list[Spending]:
     assert privacy is not None
     for name, account in sorted(run.progress.accounts.items()):
         ahead = with_more(account, privacy.rates[name], privacy.noise, more * privacy.uses[name])
+        if privacy.scoring is not None:
+            scored = privacy.scoring.account(name, more)[0]
+            ahead = with_more(ahead, *scored)
         who = "clients" if name == WHOLE else run.task.clients.name(int(name))
         note = "" if privacy.random.is_private else f" ({NOT_PRIVATE.split(':')[0]})"
-        delta, last, uses = privacy.delta, account[-1], sum(s.uses for s in account)
+        own = [s for s in account if privacy.scoring is None or s.noise != privacy.scoring.noise]
+        delta, last, uses = privacy.delta, own[-1], sum(s.uses for s in own)
         losses, divergences = epsilon_of(account, delta), epsilon_of(account, delta, "rdp")
         later = epsilon_of(ahead, delta)
         rows.append(Spending(who + note, last.rate, last.noise, uses, delta, losses, divergences, later))

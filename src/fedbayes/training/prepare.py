@@ -41,7 +41,7 @@ from fedbayes.training.defaults import (
     network_for,
     with_class_weights,
 )
-from fedbayes.training.private import check_private, with_privacy
+from fedbayes.training.private import Told, check_private, with_privacy
 from fedbayes.training.run import Run
 from fedbayes.training.scheduled import Scheduled, scheduled
 from fedbayes.training.server import server_store
@@ -113,6 +113,7 @@ def prepare(
     noise_multiplier: float | None = None,
     private_clip: float = 1.0,
     public_test: bool = False,
+    private_scores: float | None = None,
     private_seed: int | None = None,
     validation: float = 0.0,
     patience: int | None = None,
@@ -187,7 +188,10 @@ def prepare(
     try_network(setting, clients)
     bounds = Bounds(cap_precision or None, clip_change, clip_quantile, cap_rows)
     program = with_stages(with_bounds(method.build(setting), bounds), stages)
-    program, privacy = with_privacy(program, wanted, clients.sizes, size, rounds, cap_rows)
+    if wanted.private_scores is not None and (data.kind != "classes" or not program.prediction.whole):
+        raise InputError("private_scores: accuracy and NLL are of classes, and of a model that all share; leave it out")
+    told = Told(rounds, evaluate_every)
+    program, privacy = with_privacy(program, wanted, clients.sizes, size, told, cap_rows)
     if init is not None:
         program = program._replace(initial=initial_of(program, starting_parts(program, init), where))
     check_streaming(program)

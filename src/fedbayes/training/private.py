@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,26 @@ OPEN = ("round", "scales", "floored", "stopped", "diverged", "notes", "test", "p
 MEMORY = "out of memory"  # how notes begin that tell how many clients there were
 
 
+class Told(NamedTuple):
+    """What is released over a run: so many rounds, and scores after every so many."""
+
+    rounds: int
+    every: int
+
+
+class Scoring(NamedTuple):
+    """The mechanism by which scores are released."""
+
+    noise: float  # in terms of what one client, or one row, can add
+    rates: Mapping[str, float]  # at which somebody is in a release, as accounts are kept
+    every: int  # rounds between two of them
+    share: float  # of the budget
+
+    def account(self, name: str, rounds: int) -> Account:
+        """What so many rounds spend."""
+        return (Spent(self.rates[name], self.noise, -(-rounds // self.every)),)
+
+
 @dataclass(frozen=True)
 class PrivateRun:
     """How a run is private, and what it may spend."""
@@ -42,6 +62,7 @@ class PrivateRun:
     budget: float | None
     random: Randomness
     public_test: bool
+    scoring: Scoring | None = None
 
     @property
     def words(self) -> str:
@@ -55,6 +76,12 @@ class PrivateRun:
         names = [WHOLE] if self.level == CLIENTS else [str(k) for k in took_part]
         more = {n: with_more(accounts.get(n, ()), self.rates[n], self.noise, self.uses[n]) for n in names}
         return {**accounts, **more}
+
+    def after_scores(self, accounts: Accounts) -> dict[str, Account]:
+        """The accounts after scores were released."""
+        assert self.scoring is not None
+        rates, noise = self.scoring.rates, self.scoring.noise
+        return {**accounts, **{name: with_more(accounts.get(name, ()), rate, noise) for name, rate in rates.items()}}
 
     def epsilon(self, accounts: Accounts) -> float:
         """What has been spent: of sites, by that which spent most."""
@@ -72,6 +99,8 @@ class PrivateRun:
         rate, uses = self.rates[name], self.uses[name]
         others = tuple(s for s in account if (s.rate, s.noise) != (rate, self.noise))
         used = sum(s.uses for s in account) - sum(s.uses for s in others)
+        if self.scoring is not None:  # the next round may be scored
+            others = with_more(others, self.scoring.rates[name], self.scoring.noise)
         # The same question in every round, so that it is answered once.
         return (affordable(self.budget, self.delta, rate, self.noise, used + most * uses, others) - used) // uses
 
@@ -140,17 +169,17 @@ def _worst(rates: Mapping[str, float], uses: Mapping[str, int], accounts: Accoun
 
 
 def with_privacy(
-    program: Program, options: Privacy, sizes: Tensor, cohort: int, rounds: int, rows: float | None
+    program: Program, options: Privacy, sizes: Tensor, cohort: int, told: Told, rows: float | None
 ) -> tuple[Program, PrivateRun | None]:
     """The program whose rounds, or whose clients' steps, are private as the options ask; and how the run is so."""
     if options.private is None:
-        for name in ("epsilon", "delta", "noise_multiplier", "private_seed"):
+        for name in ("epsilon", "delta", "noise_multiplier", "private_seed", "private_scores"):
             if getattr(options, name) is not None:
                 raise InputError(f"{name}: the run is not private; set private = '{CLIENTS}' or '{ROWS}'")
         return program, None
     library()
     if options.private == CLIENTS:
-        run = private_run(options, {WHOLE: (cohort / len(sizes), 1)}, rounds, SHARE / len(sizes))
+        run = private_run(options, {WHOLE: (cohort / len(sizes), 1)}, told, SHARE / len(sizes))
         return with_private_sums(program, Mechanism(run.clip, run.noise, cohort), rows), run
     phases = program.client.phases
     if len(phases) != 1 or not phases[0].private:
@@ -160,10 +189,10 @@ def with_privacy(
     if program.prediction.noise in BY_MEMBERS:
         raise InputError("private: the noise of this regression is judged on clients' rows; set noise = 'likelihood'")
     steps = {str(k): _steps(n, phases[0]) for k, n in enumerate(sizes.tolist())}
-    run = private_run(options, steps, rounds, SHARE / int(sizes.max()))
+    run = private_run(options, steps, told, SHARE / int(sizes.max()))
     own, batch = program.options, phases[0].batch
-    told = {ROW_CLIP: run.clip, ROW_NOISE: run.noise, ROW_BATCH: float(batch)}
-    return program._replace(options=lambda number: {**own(number), **told}), run
+    more = {ROW_CLIP: run.clip, ROW_NOISE: run.noise, ROW_BATCH: float(batch)}
+    return program._replace(options=lambda number: {**own(number), **more}), run
 
 
 def _steps(n: int, phase: Phase) -> tuple[float, int]:
@@ -171,23 +200,47 @@ def _steps(n: int, phase: Phase) -> tuple[float, int]:
     return min(1.0, phase.batch / n), phase.epochs * -(-n // phase.batch)
 
 
-def private_run(options: Privacy, kept: Mapping[str, tuple[float, int]], rounds: int, most: float) -> PrivateRun:
+def private_run(options: Privacy, kept: Mapping[str, tuple[float, int]], told: Told, most: float) -> PrivateRun:
     """The run that the options ask for; `kept` has the rate and the uses in a round of each account."""
     assert options.private is not None
     delta = min(DELTA, most) if options.delta is None else options.delta
-    noise = options.noise_multiplier
+    noise, rounds = options.noise_multiplier, told.rounds
+    scoring = _scoring(
+        options, {n: rate if options.private == CLIENTS else 1.0 for n, (rate, _) in kept.items()}, delta, told
+    )
     if noise is None:
         if options.epsilon is None:
             raise InputError("private: give epsilon, by which the noise is chosen, or noise_multiplier")
-        noise = max(noise_for(options.epsilon, delta, rate, uses * rounds) for rate, uses in _extremes(kept))
+        beside = () if scoring is None else scoring.account(next(iter(kept)), rounds)
+        noise = max(noise_for(options.epsilon, delta, rate, uses * rounds, beside) for rate, uses in _extremes(kept))
     rates, uses = {name: rate for name, (rate, _) in kept.items()}, {name: many for name, (_, many) in kept.items()}
     random = Randomness(options.private_seed)
     run = PrivateRun(
-        options.private, rates, uses, noise, options.private_clip, delta, options.epsilon, random, options.public_test
+        options.private,
+        rates,
+        uses,
+        noise,
+        options.private_clip,
+        delta,
+        options.epsilon,
+        random,
+        options.public_test,
+        scoring,
     )
     if rounds and run.rounds_left({}, 1) == 0:
         raise InputError(f"epsilon: one round at noise {noise:g} costs more than {options.epsilon:g}; raise either")
     return run
+
+
+def _scoring(options: Privacy, rates: Mapping[str, float], delta: float, told: Told) -> Scoring | None:
+    """The noise of scores that are told: alone they cost their share of epsilon."""
+    if options.private_scores is None:
+        return None
+    if options.epsilon is None:
+        raise InputError("private_scores: it is a share of epsilon; give epsilon too")
+    uses = -(-told.rounds // told.every)
+    noise = noise_for(options.private_scores * options.epsilon, delta, max(rates.values()), uses)
+    return Scoring(noise, rates, told.every, options.private_scores)
 
 
 def _extremes(kept: Mapping[str, tuple[float, int]]) -> list[tuple[float, int]]:

@@ -30,6 +30,7 @@ from fedbayes.training import influence, scales
 from fedbayes.training.callbacks import called_back
 from fedbayes.training.personal import personal_scores
 from fedbayes.training.prepare import naming_strays, prepare
+from fedbayes.training.private_scores import noisy_scores
 from fedbayes.training.run import Memory, OwnStore, Run, evaluate, observed, scores_on
 from fedbayes.training.settings import MONITORS
 from fedbayes.training.showing import following
@@ -154,7 +155,13 @@ def close(
                 record["diverged"] = f"round {state.round}: {what}"
                 progress = progress._replace(state=before._replace(round=state.round, flight=plan.flight))
     if privacy is not None:
+        scores = {}
+        if due and privacy.scoring is not None:
+            with share(EVALUATION):
+                scores = noisy_scores(task, privacy, state)
+            progress = progress._replace(accounts=privacy.after_scores(progress.accounts))
         record = privacy.public(record, outcome, progress.accounts, due)
+        record["train"] = scores
     return progress, record
 
 
@@ -325,6 +332,7 @@ def fit(
     noise_multiplier: float | None = None,
     private_clip: float = 1.0,
     public_test: bool = False,
+    private_scores: float | None = None,
     private_seed: int | None = None,
     validation: float = 0.0,
     patience: int | None = None,

@@ -232,6 +232,13 @@ class Privacy:
     public_test: bool = option(
         "whether the test rows are nobody's secret: else a private run is not scored", flag, default=False
     )
+    private_scores: float | None = option(
+        "share of epsilon for which accuracy and NLL on the clients' rows are told, with noise, at each evaluated "
+        "round; by default they are not",
+        number("a share between 0 and 1", lambda v: 0 < v < 1),
+        default=None,
+        kind="server",
+    )
     private_seed: int | None = option(
         "a seed for noise and cohorts in place of the system's randomness, for tests: such a run is NOT PRIVATE",
         whole(0),
