@@ -14,8 +14,10 @@ from fedbayes.clients.client import Info, Upload
 from fedbayes.engine.stacked import run_all
 from fedbayes.errors import InputError
 from fedbayes.federation.contributions import contribute
-from fedbayes.federation.private import CHANGES, KNOWN, released
+from fedbayes.federation.private import CHANGES, KNOWN, one_of, released
 from fedbayes.federation.program import Order, Outcome, Program, Terms
+from fedbayes.federation.randomness import Randomness
+from fedbayes.federation.schedule import poisson
 from fedbayes.methods import METHODS
 from fedbayes.posterior.values import Gaussian, Point
 from fedbayes.training.rounds import prepare
@@ -134,6 +136,63 @@ def test_in_a_sweep_each_member_has_its_own_clip() -> None:
 
 def silent(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.float64)
+
+
+@lru_cache
+def thrown_far(rule: str, weighting: str) -> Any:
+    """Sites of unequal size, one of which has inputs that throw it far."""
+    clients = sites()
+    clients[1] = (clients[1][0] * 1e4, clients[1][1])
+    cap = None if weighting == "equal" else 8
+    return prepare(network(), clients, method=RULED[rule](weighting=weighting), rounds=1, cohort=3,
+                   **{**PRIVATE, "engine": "loop", "cap_rows": cap})  # fmt: skip
+
+
+everybody = st.sets(st.integers(0, 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(ROWS), everybody, everybody, st.integers(0, 3))
+def test_whoever_drops_out_one_client_moves_the_sum_by_the_clip_at_most(
+    at: Any, cohort: Any, gone: Any, k: int
+) -> None:
+    """Nor does anything else that is released differ: it is of the expected cohort, however many were left of it."""
+    task = thrown_far(*at)
+    sums, releases = [], []
+    for drawn in (cohort | {k}, cohort - {k}):
+        came, dropped = tuple(sorted(drawn - gone)), tuple(sorted(drawn & gone))
+        order = orders(task, came)._replace(dropped=dropped)
+        nobody = Outcome(None, [], {}, {}, {}, 0)
+        outcome = task.engine.run(task.program, order, lambda k: None) if came else nobody
+        still = task.program.initial
+        zero = {p: {key: torch.zeros_like(t) for key, t in one_of(rule, still[p]).items() if key not in KNOWN}
+                for p, rule in task.program.pooling.rules.items()}  # fmt: skip
+        sums.append(outcome.terms or zero)
+        closed, made = released(task.program, order, outcome, silent)
+        assert (closed.cohort, closed.dropped) == ((), ())
+        releases.append(made)
+    gap = {p: {key: t - sums[1][p][key] for key, t in s.items()} for p, s in sums[0].items()}
+    assert length(gap) <= (0.0 if k in gone else CLIP * (1 + 1e-9))
+    with_it, without = releases
+    assert (with_it.counted, with_it.left_out, with_it.metrics) == (without.counted, {}, {}) == (3, {}, {})
+    for part, statistics in with_it.terms.items():
+        for key in {*statistics} & {*KNOWN}:
+            assert torch.equal(statistics[key], without.terms[part][key])
+
+
+def test_who_drops_out_does_not_depend_on_who_else_was_drawn() -> None:
+    """Each of a cohort is gone with the same chance, and on its own."""
+    task = thrown_far("fedavg", "equal")
+    gone, pairs, rounds = torch.zeros(4), 0, 3000
+    for seed in range(rounds):
+        order = poisson(clients=4, rate=1.0, random=Randomness(seed), dropout=0.3).plan(
+            task.program, task.begin().state
+        )
+        gone[list(order.closing.dropped)] += 1
+        pairs += {0, 1} <= {*order.closing.dropped}
+    error = 5 * (0.3 * 0.7 / rounds) ** 0.5
+    assert bool(((gone / rounds - 0.3).abs() < error).all())
+    assert abs(pairs / rounds - 0.09) < 5 * (0.09 * 0.91 / rounds) ** 0.5
 
 
 @pytest.mark.parametrize("rule", sorted(RULED))
