@@ -20,6 +20,7 @@ from fedbayes.experiments.experiment import Experiment
 from fedbayes.federation.accounting import Spent
 from fedbayes.federation.program import Outcome
 from fedbayes.flower import noise_shares, secure_round
+from fedbayes.flower.apps import _say
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.node import SECURE
 from fedbayes.flower.post import Answer
@@ -207,3 +208,11 @@ def test_what_would_tell_of_clients_is_refused(x: Experiment, tmp_path: Path) ->
         federate(replace(x, flower={"client_scores": True}), tmp_path / "a")
     with pytest.raises(InputError, match="colluding"):
         federate(secure(x, colluding=3), tmp_path / "b")
+
+
+def test_the_line_of_a_private_round_tells_epsilon_and_of_nobody(x: Experiment, tmp_path: Path, capsys) -> None:
+    made, _ = federate(replace(x, rounds=1), tmp_path)
+    _say(made.journal[0])
+    line = capsys.readouterr().out
+    assert line.startswith("round 1: ; epsilon ")
+    assert " s " not in line

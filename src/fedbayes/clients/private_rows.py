@@ -55,7 +55,7 @@ def noisy_sum(rows: Rows, noise: Vectors, mask: Tensor | None, options: Mapping[
     if mask is not None:
         factor = factor * mask.to(factor)
     expected, strength = torch.minimum(options[ROW_BATCH], n.to(length)), options[ROW_NOISE] * clip
-    return {name: (g + strength * noise[name]) / expected for name, g in rows.total(factor).items()}
+    return {name: torch.addcmul(g, noise[name], strength) / expected for name, g in rows.total(factor).items()}
 
 
 def by_row(

@@ -154,4 +154,6 @@ def _say(record: Record) -> None:
     notes = "".join(f"; {note}" for note in record.get("notes", []))
     owner = influence.owner(record)
     owned = "" if owner is None else f"; {influence.warning(*owner)}"
-    print(f"round {record['round']}: {record['seconds']:.1f} s {shown}{left}{owned}{notes}", flush=True)
+    took = f"{record['seconds']:.1f} s " if "seconds" in record else ""  # of private clients it tells who came
+    spent = f"; epsilon {record['epsilon']:.4g}" if "epsilon" in record else ""
+    print(f"round {record['round']}: {took}{shown}{spent}{left}{owned}{notes}", flush=True)
