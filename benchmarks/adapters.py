@@ -105,7 +105,12 @@ CASES = {
         {"pattern": ["1", "3"], "rank": 3},
         40,
         16,
-        {},
+        {  # by the Brier score
+            "full fine-tuning": {"lr": 0.1},
+            "adapters, points": {"lr": 0.3},
+            "adapters, posterior": {"lr": 0.3, "prior_scale": 1.0},
+            "adapters, posterior of feduab": {"lr": 0.3, "initial": 0.1},
+        },
         lambda: {"turned": fb.data.load("digits").test_x.rot90(1, (-2, -1))},
     ),
 }

@@ -36,6 +36,14 @@ def test_every_method_trains_adapters_alike_in_both_engines(method: str) -> None
     assert ("first.lora_B" in names) is (method.split(",")[0] not in HEADS_ALONE)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedvi, weight"])
+def test_a_traced_step_is_the_step(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs, **options: graph)
+    eager, traced = (one_round(method, "stacked", compile=how) for how in ("off", "on"))
+    assert traced.journal[0].get("notes") is None, "compilation fell back"
+    same(eager, traced, 1e-9)
+
+
 def linear_sites(rows: tuple[int, ...] = (12, 30, 21)) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
     random = torch.Generator().manual_seed(1)
     body = torch.randn(3, 8, generator=random, dtype=torch.float64)
