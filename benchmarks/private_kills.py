@@ -3,7 +3,8 @@
 A run is started in a process of its own, killed after a random time and started again, fifty times; then it goes to its
 end. Meanwhile every version of the journal and of the checkpoints that can be got hold of is read, hundreds of times a
 second. Of each round there must be one noisy sum, by the name that its line has (`release`), and one posterior; and the
-account must have as many uses as there are rounds. Processes are forked, so that torch is loaded once.
+account must have as many uses as there are rounds. Processes are forked from one that has trained for two rounds,
+so that what they need is loaded once.
 """
 
 from __future__ import annotations
@@ -122,10 +123,12 @@ def main() -> None:
     given = parser.parse_args()
     figures, dice = Figures(given.output, "cpu", given.commit), random.Random(0)
     with TemporaryDirectory() as home:
+        run(replace(PRIVATE, rounds=2), Path(home) / "before")
         folder = Path(home) / "run"
         seen = Seen(folder)
-        for _ in range(given.kills):
+        for number in range(given.kills):
             kill(folder, seen, dice)
+            print(f"{number + 1} killed, {max(seen.releases, default=0)} rounds", flush=True)
         reached = max(seen.releases, default=0)
         (folder / "config.toml").write_text(to_toml(replace(PRIVATE, rounds=reached + 5)))
         resume(folder)
