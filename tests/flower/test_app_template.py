@@ -143,6 +143,7 @@ def test_the_compose_file_starts_the_scripts_that_are_there(tmp_path: Path) -> N
         assert {*sources} == {"./keys/ca.crt", f"node-{k}-state", *own}
     assert (tmp_path / "demo" / "Dockerfile").is_file()
     assert "keys" in (tmp_path / "demo" / ".dockerignore").read_text().split()  # no key in an image
+    assert {"/keys/", "/state/"} < {*(tmp_path / "demo" / ".gitignore").read_text().split()}  # nor in what travels
 
 
 def test_a_key_that_is_not_registered_cant_be_taken_away(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ FILES = {
     "compose.yaml": "compose.yaml.in",
     "Dockerfile": "Dockerfile.in",
     ".dockerignore": "dockerignore.in",
+    ".gitignore": "gitignore.in",
     "NAME/__init__.py": "package.py.in",
     "NAME/app.py": "app.py.in",
     "NAME/mine.py": "mine.py.in",
