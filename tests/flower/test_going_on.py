@@ -1,4 +1,4 @@
-"""A federation on this machine that goes on by itself: its server and a node are killed, and a key is taken away."""
+"""A federation here that goes on by itself: its server and a node are killed, a key is taken away, and given anew."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 
 def process(machines: Machines, *words: str) -> int:
-    """The process of the app's folder whose command has these words, below its watchdog."""
+    """The process of the app's folder whose command has these words, without their folders, below its watchdog."""
     for place in Path("/proc").glob("[0-9]*"):
         try:
             command = [word.rpartition("/")[2] for word in (place / "cmdline").read_text().split("\0")]
@@ -58,7 +58,7 @@ def test_a_run_goes_on_when_server_and_node_are_killed(machines: Machines, monke
     machines.start("driver", "fedbayes", "flower", "train", ".", "--output", "runs/on")
     until("a round is closed", lambda: machines.alive("driver") and len(journal_of(folder)) >= 1)
     os.kill(process(machines, "flower-superlink", "--database"), signal.SIGKILL)
-    os.kill(process(machines, "flower-supernode", "keys/node-1"), signal.SIGKILL)
+    os.kill(process(machines, "flower-supernode", "node-1"), signal.SIGKILL)
     driver = machines.running.pop("driver")
     assert driver.wait(timeout=1200) == 0, machines.log("driver")
     for name in ("superlink", "node-1"):
@@ -76,3 +76,16 @@ def test_a_key_that_is_taken_away_ends_its_node(machines: Machines) -> None:
     machines.call("sh", "rekey.sh", "revoke", "1")
     assert machines.running.pop("node-1").wait(timeout=600) == TURNED_AWAY, machines.log("node-1")[-2000:]
     machines.alive("node-0")
+
+
+def test_a_client_with_a_new_key_is_back(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator gives the client a new key while the server runs; its node takes part again."""
+    monkeypatch.syspath_prepend(str(machines.folder))
+    before = (machines.folder / "keys/node-1.pub.revoked").read_text()
+    said = machines.call("sh", "rekey.sh", "renew", "1")
+    assert said.startswith("client 1 has a new key")
+    assert (machines.folder / "keys/node-1.pub").read_text().split()[1] != before.split()[1]
+    machines.node(1)
+    machines.experiment(method="fedavg", clients=2, rounds=1, flower={"min_clients": 2, "timeout": 600, "wait": 200})
+    run = fb.load(machines.complete("runs/renewed"))
+    assert [record["took_part"] for record in run.journal] == [[0, 1]]
