@@ -68,7 +68,7 @@ def measure(case: str, turns: int, device: str) -> dict[str, float]:
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(turns):
-        with mock.patch("fedbayes.federation.round.figures_of", unseen):
+        with mock.patch("fedbayes.federation.contributions.figures_of", unseen):
             times["bare"].append(next(ways["bare"]))
         for name in ("seen", "bounded"):
             times[name].append(next(ways[name]))

@@ -137,8 +137,8 @@ def prepare(
         class_weights = tuple(class_weights)
     method = default_method(clients.data) if method is None else method
     rounds = default_rounds(clients.data) if rounds is None else rounds
-    adapters = dict(adapters or {})
-    schedule_options, delay_options = dict(schedule_options or {}), dict(delay_options or {})
+    tables = (adapters, schedule_options, delay_options)
+    adapters, schedule_options, delay_options = ({} if given is None else given for given in tables)
     arguments = locals()
     for group in (Training, Scheduling, Bounding, Privacy, Judging):
         group(**{name: arguments[name] for name in options_of(group)})

@@ -377,7 +377,8 @@ def fit(
       round before; `cap_rows`: for how many rows it counts
     - `private`: "clients" or "rows", whose part nobody may learn; `epsilon`, `delta`: its budget, which chooses the
       noise, or `noise_multiplier`; `private_clip`: the length that noise is in terms of; `public_test`: whether test
-      rows are nobody's secret and may be scored; `private_seed`: for tests, NOT PRIVATE
+      rows are nobody's secret and may be scored; `private_scores`: the share of epsilon for which accuracy and
+      NLL on the clients' rows are told, with noise; `private_seed`: for tests, NOT PRIVATE
     - `validation`: the share of each client's rows held out to choose the best round by `monitor` ("nll" or
       "accuracy"); `patience`: evaluations without a better one before training stops
     - `evaluate_every`, `personal_every`: rounds between scores of the posterior, and of personal models (0: never)
