@@ -67,14 +67,19 @@ def test_every_way_is_possible(trained, way):
         assert bool((made.thresholds[0] != made.thresholds[1]).any())
 
 
-def test_of_quantiles_one_number_leaves_a_site(trained):
+def listening():
+    """A post, and what comes back by it, as (kind, answer)."""
     answers = []
 
     def heard(kind, client, letter, answer):
         answers.append((kind, answer))
         return answer
 
-    post = InProcess(carried(EXPERIMENT), spoil=heard)
+    return InProcess(carried(EXPERIMENT), spoil=heard), answers
+
+
+def test_of_quantiles_one_number_leaves_a_site(trained):
+    post, answers = listening()
     made = calibrate(EXPERIMENT, trained[0], post, coverage=0.6, way="quantiles")
     own = torch.tensor([a.arrays["calibration"][0, 0] for kind, a in answers if kind == CALIBRATE])
     assert all(a.arrays["calibration"].shape == (1, 1) for kind, a in answers if kind == CALIBRATE)
@@ -87,13 +92,7 @@ def test_of_quantiles_one_number_leaves_a_site(trained):
 
 
 def test_under_epsilon_only_noised_counts_leave_a_site(trained):
-    answers = []
-
-    def heard(kind, client, letter, answer):
-        answers.append((kind, answer))
-        return answer
-
-    post = InProcess(carried(EXPERIMENT), spoil=heard)
+    post, answers = listening()
     made = calibrate(EXPERIMENT, trained[0], post, coverage=0.6, epsilon=1e4)  # noise that rounds to none
     plain = calibrate(EXPERIMENT, trained[0], InProcess(carried(EXPERIMENT)), coverage=0.6)
     sent = [a.arrays for kind, a in answers if kind == CALIBRATE]
