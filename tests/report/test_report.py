@@ -20,7 +20,8 @@ VOID = {"meta", "link", "img", "input"}
 FIGURES = (
     *("learning-accuracy", "learning-nll", "learning-ece", "retention-entropy", "retention-aleatoric"),
     *("retention-epistemic", "retention-mutual_information", "roc-noise-entropy", "clients-spread", "clients-0"),
-    *("influence-share", "influence-change"),
+    *("influence-share", "influence-change", "clients-nll", "clients-ece", "clients-entropy", "clients-epistemic"),
+    *("confusion-0-fedavg", "confusion-1-feduab", "roc-classes"),
     *("cost-bytes", "cost-time", "reliability-0-fedavg", "reliability-1-feduab", "plane-0-fedavg", "plane-1-feduab"),
     "ood-noise-epistemic-1-feduab",
 )

@@ -37,6 +37,8 @@ PROBE = """<script>addEventListener("load", () => {
   const reach = all("a, input, summary, [tabindex='0']");
   found.keys = reach.filter(e => { e.focus(); return document.activeElement == e; }).length == reach.length;
   found.scrolls = all(".wide").every(e => e.tabIndex == 0);
+  found.tables = innerWidth > 560 || all(".rows").every(e => e.scrollWidth <= e.parentElement.clientWidth + 1
+    && [...e.querySelectorAll("td")].every(td => td.dataset.title));
   found.links = all("nav a").every(a => document.getElementById(a.hash.slice(1)));
   document.body.dataset.found = JSON.stringify(found); });</script>"""
 
@@ -76,9 +78,9 @@ def test_the_page_works_in_a_browser(page, browser, tmp_path, scheme, width):
         check=True,
     )
     found = json.loads(unescape(re.search(r'<body data-found="([^"]*)"', made.stdout)[1]))
-    assert found["figures"] == 17
+    assert found["figures"] == 24
     assert found["cards"] == 24
     assert found["back"] == found[scheme] != found["light" if scheme == "dark" else "dark"]
-    for what in ("fits", "drawn", "pictures", "hides", "others", "shows", "keys", "scrolls", "links"):
+    for what in ("fits", "drawn", "pictures", "hides", "others", "shows", "keys", "scrolls", "tables", "links"):
         assert found[what], what
     assert "CONSOLE" not in made.stderr

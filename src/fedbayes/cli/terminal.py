@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedbayes.engine.clock import MEANING
 from fedbayes.report.wording import TITLES, best_of, beyond
+from fedbayes.runs.margins import Margin, margins, within
 from fedbayes.runs.numbers import by_site
 from fedbayes.runs.records import Arrays, RunFiles
 from fedbayes.training import influence
@@ -23,6 +24,7 @@ SHOWN = 3  # clients that a line names
 SITES = 20  # of a table
 WIDE = ("brier", "mce")  # scores that 80 columns do not hold beside AUROC or long names; the report has them
 LONG = 10  # of a run's name, as members of a sweep have them, beside which fewer scores find room
+STARTED = 0.5  # seconds of start-up that are told
 SHADES = " .:-=+*#%@"
 
 
@@ -111,7 +113,7 @@ def live(scores: Mapping[str, float], epsilon: float | None = None) -> str:
 
 
 def closing_table(runs: Iterable[RunFiles], width: int = 80) -> Table:
-    """One row per run with all its scores; the best of each column is bold."""
+    """One row per run with all its scores; bold are the best of each column and what is within noise of it."""
     runs = list(runs)
     names = [name for name in TITLES if any(name in run.scores for run in runs)]
     longest = max(len(run.name) for run in runs)
@@ -124,10 +126,14 @@ def closing_table(runs: Iterable[RunFiles], width: int = 80) -> Table:
         table.add_column(TITLES[name], justify="right", min_width=max(6, *map(len, TITLES[name].split())))
     for word in ("rounds", "seconds"):
         table.add_column(word, justify="right", min_width=len(word))
-    best = {name: best_of(name, [run.scores[name] for run in runs if name in run.scores]) for name in names}
-    for run in runs:
-        cells = [_cell(run.scores.get(name), best[name] if len(runs) > 1 else None) for name in names]
-        table.add_row(run.name, *cells, str(len(run.records)), f"{run.seconds:.1f}")
+    noise = [margins(run) for run in runs]
+    columns = [_column(runs, noise, name) for name in names]
+    for at, run in enumerate(runs):
+        cells = [column[at] for column in columns]
+        table.add_row(run.name, *cells, str(len(run.records)), f"{run.seconds - run.start:.1f}")
+    started = [f"{run.name} {run.start:.1f}" for run in runs if run.start >= STARTED]
+    if started:
+        table.caption, table.caption_justify = f"start-up is not in the seconds: {', '.join(started[:SHOWN])}", "left"
     return table
 
 
@@ -173,10 +179,12 @@ def shares_table(seconds: Mapping[str, float]) -> Table:
     return table
 
 
-def _cell(value: float | None, best: float | None) -> str:
-    if value is None:
-        return ""
-    return f"[bold green]{value:.4f}[/]" if value == best else f"{value:.4f}"
+def _column(runs: list[RunFiles], noise: list[dict[str, Margin]], name: str) -> list[str]:
+    """The cells of a score, one for each run."""
+    figures = [(run.scores[name], own[name]) if name in run.scores else None for run, own in zip(runs, noise)]
+    near = within(figures, best_of(name, [figure[0] for figure in figures if figure]))
+    cells = [f"{figure[0]:.4f}" if figure else "" for figure in figures]
+    return [f"[bold green]{cell}[/]" if winner and len(runs) > 1 else cell for cell, winner in zip(cells, near)]
 
 
 def samples_text(arrays: Arrays) -> list[str]:

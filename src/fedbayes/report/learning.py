@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from html import escape
 
 import numpy as np
@@ -52,19 +54,21 @@ def costs(m: Material) -> Section | None:
         for run in runs:
             at = [(i, r["test"][score]) for i, r in enumerate(run.files.records) if score in r.get("test", {})]
             rows, values = np.array([i for i, _ in at], int), np.array([v for _, v in at])
-            seconds = np.cumsum([float(r.get("seconds", 0)) for r in run.files.records])
+            seconds = np.cumsum([float(r.get("seconds", 0)) for r in run.files.records]) - run.files.start
             by_bytes.append(run.curve(sent(run)[rows], values))
             by_time.append(run.curve(seconds[rows], values))
         title, better = CURVES[score][0], "up" if "↑" in TITLES[score] else "down"
         for name, lines, label in (("bytes", by_bytes, "MB sent"), ("time", by_time, "seconds")):
             chart = line_chart(title, lines, label, TITLES[score])
             if chart:
-                what = "up and down, all clients together" if name == "bytes" else "evaluation included"
+                what = "up and down, all clients together" if name == "bytes" else "evaluation included, start-up not"
                 caption = f"{title} against {label}, {what}. Further left and further {better} is better."
                 figures.append(Figure(f"cost-{name}", f"{title} by {label}", chart, caption))
     lead = (
         "Messages are counted in the numbers that travel: a Gaussian sends a mean and a scale for each weight, a point "
-        "one number. Times are of the machine that ran it, all clients in turn."
+        "one number. Times are of the machine that ran it, all clients in turn. Start-up is what the first round took "
+        "beyond a usual one: loading, tracing, compiling, and for the first run of a comparison the start of the "
+        "whole program. Seconds per round are without it."
     )
     return Section("costs", "Communication and time", lead, figures)
 
@@ -77,6 +81,7 @@ def _table(runs: list[Shown]) -> str:
         "MB down",
         "KB per client and round",
         "seconds",
+        "of which start-up",
         "seconds per round",
     )
     head = "".join(f"<th scope=col>{escape(title)}</th>" for title in titles)
@@ -92,7 +97,8 @@ def _table(runs: list[Shown]) -> str:
             f"{down / 1e6:.2f}",
             f"{up / took / 1e3:.1f}" if took else "",
             f"{run.files.seconds:.1f}",
-            f"{run.files.seconds / len(records):.3f}",
+            f"{run.files.start:.1f}",
+            f"{(run.files.seconds - run.files.start) / len(records):.3f}",
         )
         cells_text = "".join(f"<td>{cell}</td>" for cell in cells)
         rows.append(f'<tr class="r{run.number}"><th scope=row>{key(run)}</th>{cells_text}</tr>')
@@ -107,8 +113,16 @@ def key(run: Shown) -> str:
 
 
 def table(head: str, rows: list[str], corner: str = "run") -> str:
-    """A table that scrolls by itself where it is wider than the page."""
+    """A table that scrolls by itself where it is wider than the page; on a phone each row becomes a block."""
+    titles = [re.sub("<[^>]*>", "", title) for title in re.findall(r"<th[^>]*>(.*?)</th>", head)]
+    named = "".join(map(partial(_named, titles), rows))
     return (
-        f'<div class="wide" tabindex="0"><table><thead><tr><th scope=col class="first">{corner}</th>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        '<div class="wide" tabindex="0"><table class="rows"><thead><tr>'
+        f'<th scope=col class="first">{corner}</th>{head}</tr></thead><tbody>{named}</tbody></table></div>'
     )
+
+
+def _named(titles: list[str], row: str) -> str:
+    """A row whose cells carry the titles of their columns."""
+    start, *cells = row.split("<td")
+    return start + "".join(f'<td data-title="{title}"{cell}' for title, cell in zip(titles, cells, strict=True))

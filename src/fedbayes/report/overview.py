@@ -11,6 +11,7 @@ from fedbayes.experiments.keys import TABLES
 from fedbayes.report.learning import key, table
 from fedbayes.report.material import Material, Section
 from fedbayes.report.wording import TITLES, best_of
+from fedbayes.runs.margins import Margin, margins, over_last_rounds, within
 from fedbayes.runs.numbers import kind_of
 
 
@@ -52,41 +53,65 @@ def missing(m: Material) -> str:
     """What the folders lack, as a list that says how to get it."""
     if not m.missing:
         return ""
-    items = "".join(f"<li>{_code(note)}</li>" for note in dict.fromkeys(m.missing))
+    items = "".join(f"<li>{code(note)}</li>" for note in dict.fromkeys(m.missing))
     many = len(dict.fromkeys(m.missing))
     opened = " open" if many <= 6 else ""
     return f'<details class="note"{opened}><summary>What is missing ({many})</summary><ul>{items}</ul></details>'
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """Escaped text with `...` as code."""
     pieces = escape(text, quote=False).split("`")
     return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))
 
 
 def closing(m: Material) -> Section:
-    """The closing table: one row per run, the best of each column marked."""
-    names = [name for name in TITLES if any(name in run.files.scores for run in m.runs)]
-    best = {n: best_of(n, [run.files.scores[n] for run in m.runs if n in run.files.scores]) for n in names}
-    head = "".join(f"<th scope=col>{escape(TITLES[name])}</th>" for name in names) + "<th scope=col>rounds</th>"
-    rows = []
-    for run in m.runs:
-        cells = []
-        for name in names:
-            value = run.files.scores.get(name)
-            mark = ' class="best"' if len(m.runs) > 1 and value is not None and value == best[name] else ""
-            error = f" <small>± {run.errors[name]:.4f}</small>" if name in run.errors else ""
-            if not error and any(name in other.errors for other in m.runs):
-                error = " <small class=gap>± 0.0000</small>"  # unseen: decimal points stay in line
-            cells.append(f"<td{mark}>{'' if value is None else f'{value:.4f}{error}'}</td>")
-        rounds = f"<td>{len(run.files.records)}</td>"
-        rows.append(f'<tr class="r{run.number}"><th scope=row>{key(run)}</th>{"".join(cells)}{rounds}</tr>')
-    lead = "An arrow says which way is better; the best of a column is bold."
-    if any(run.errors for run in m.runs):
-        lead += " After ± stands the deviation over repeated predictions with other draws of the weights."
+    """The closing table and the means over the last rounds: the best, and what is within noise of it, are marked."""
+    noise = [margins(run.files, run.errors) for run in m.runs]
+    lasting = [over_last_rounds(run.files, n) for run, n in zip(m.runs, noise)]
+    body = [_scores(m, [{name: (v, n[name]) for name, v in run.files.scores.items()} for run, n in zip(m.runs, noise)])]
+    if any(lasting):
+        body.append("<h3>Mean over the last quarter of the evaluated rounds</h3>" + _scores(m, lasting))
+    lead = "An arrow says which way is better."
+    if len(m.runs) > 1:
+        lead += (
+            " Bold are the best of a column and all that are within noise of it: no further from it than two standard "
+            "errors of the difference."
+        )
+    if any(margin.error for margins_of in noise for margin in margins_of.values()):
+        lead += (
+            " After ± stands one standard error: over resamples of the test rows (and draws of the weights, where "
+            "`fedbayes evaluate` has measured them) together with how much the score moves between the last rounds."
+        )
     if any(run.predictions and kind_of(run.predictions) == "real" for run in m.runs):
         lead += " Columns without an arrow have a target: the share of targets inside an interval should be its level."
-    return Section("scores", "Scores on the test set", lead, [table(head, rows), _privacy(m), _scales(m)])
+    return Section("scores", "Scores on the test set", lead, [*body, _privacy(m), _scales(m)])
+
+
+def _scores(m: Material, scores: list[dict[str, tuple[float, Margin]]]) -> str:
+    """A row for each run, a column for each score."""
+    names = [name for name in TITLES if any(name in own for own in scores)]
+    columns = [_column([own.get(name) for own in scores], name) for name in names]
+    head = "".join(f"<th scope=col>{escape(TITLES[name])}</th>" for name in names) + "<th scope=col>rounds</th>"
+    rows = []
+    for at, run in enumerate(m.runs):
+        cells = "".join(column[at] for column in columns) + f"<td>{len(run.files.records)}</td>"
+        rows.append(f'<tr class="r{run.number}"><th scope=row>{key(run)}</th>{cells}</tr>')
+    return table(head, rows)
+
+
+def _column(figures: list[tuple[float, Margin] | None], name: str) -> list[str]:
+    """The cells of a score, one for each run."""
+    near = within(figures, best_of(name, [figure[0] for figure in figures if figure]))
+    errors = [figure[1].error if figure else 0.0 for figure in figures]
+    cells = []
+    for figure, error, winner in zip(figures, errors, near):
+        mark = ' class="best"' if winner and len(figures) > 1 else ""
+        sure = f" <small>± {error:.4f}</small>" if error else ""
+        if not error and any(errors):
+            sure = " <small class=gap>± 0.0000</small>"  # unseen: decimal points stay in line
+        cells.append(f"<td{mark}>{f'{figure[0]:.4f}{sure}' if figure else ''}</td>")
+    return cells
 
 
 def _privacy(m: Material) -> str:

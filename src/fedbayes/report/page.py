@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from fedbayes.report.certainty import calibration, intervals, plane, retained
+from fedbayes.report.confusions import confusions
 from fedbayes.report.coverage import coverage
 from fedbayes.report.drawing import page_style, svg
 from fedbayes.report.gallery import gallery, three
@@ -16,7 +17,7 @@ from fedbayes.report.labelling import labelling
 from fedbayes.report.learning import costs, curves, key
 from fedbayes.report.material import Card, Figure, Material, Section
 from fedbayes.report.outside import outside
-from fedbayes.report.overview import closing, missing, settings, what_was_run
+from fedbayes.report.overview import closing, code, missing, settings, what_was_run
 from fedbayes.report.people import clients
 from fedbayes.report.survival import survival
 from fedbayes.report.waiting import waiting
@@ -30,6 +31,7 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     waiting,
     three,
     calibration,
+    confusions,
     intervals,
     survival,
     retained,
@@ -100,9 +102,7 @@ def _section(section: Section) -> str:
     for plain, pieces in groupby(section.body, lambda piece: isinstance(piece, str)):
         block = "".join(map(_piece, pieces))
         blocks.append(block if plain else f'<div class="charts">{block}</div>')
-    lead = (
-        f"<p>{escape(section.lead).replace('`fedbayes run`', '<code>fedbayes run</code>')}</p>" if section.lead else ""
-    )
+    lead = f"<p>{code(section.lead)}</p>" if section.lead else ""
     head = f'<h2><a href="#{section.key}">{escape(section.title)}</a></h2>'
     return f'<section id="{section.key}">{head}{lead}{"".join(blocks)}</section>\n'
 

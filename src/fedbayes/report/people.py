@@ -19,6 +19,9 @@ WORST = 8
 MOST_SITES = 40  # in a table
 HOMES = 4  # spreads of data with a picture of their own
 SCORES = {"accuracy": "accuracy ↑", "exact_match": "exact match ↑", "concordance": "concordance ↑", "rmse": "RMSE ↓"}
+SURE = {"nll": "NLL ↓", "ece": "ECE ↓", "crps": "CRPS ↓"}  # what a client's confidence is worth
+DOUBT = {"entropy": "entropy", "epistemic": "epistemic part"}  # means over a client's test rows
+TITLE = {**SCORES, **SURE, **DOUBT}
 
 
 def clients(m: Material) -> Section | None:
@@ -28,16 +31,8 @@ def clients(m: Material) -> Section | None:
         return None
     body: list[Figure | Card | str] = []
     score = next((s for s in SCORES if any(_scores(r, s) is not None for r in runs)), None)
-    if score:
-        chart = _spread(runs, score)
-        if chart:
-            direction = "Higher" if "↑" in SCORES[score] else "Lower"
-            caption = (
-                f"Clients in the order of their own {SCORES[score].rpartition(' ')[0]}, the worst served left. "
-                f"{direction} is better; the flatter, the fairer."
-            )
-            body.append(Figure("clients-spread", "Spread over clients", chart, caption))
-    body += [card for run in runs[:HOMES] if (card := _sites(run))]
+    body += [figure for name in ([score] if score else []) + [*SURE, *DOUBT] if (figure := _spread(runs, name, score))]
+    body += [card for run in runs[:HOMES] if (card := _sites(run) or _each(run, score))]
     homes = _homes(runs)
     for number, group in enumerate(homes[:HOMES]):
         body += _home(group, score, number)
@@ -56,16 +51,40 @@ def _sites(run: Shown) -> Card | None:
     worst = {j: found.worst(j, TITLES[name][-1]) for j, name in shown}
     count = found.names.index("count")
     head = "<th scope=col>rows</th>" + "".join(f"<th scope=col>{escape(TITLES[name])}</th>" for _, name in shown)
+    doubt = {name: values for name in DOUBT if (values := _scores(run, name)) is not None}
+    head += "".join(f"<th scope=col>{escape(DOUBT[name])}</th>" for name in doubt)
     rows = []
     for k in range(min(len(found.sites), MOST_SITES)):
         cells = "".join(_cell(found.values[k, j], found.errors[k, j], worst[j] == k) for j, _ in shown)
+        cells += "".join(_cell(values[k]) for values in doubt.values())
         size = f"<td>{np.nan_to_num(found.values[k, count]):.0f}</td>"
         rows.append(f"<tr><th scope=row>{escape(found.sites[k])}</th>{size}{cells}</tr>")
     whole = "".join(_cell(found.all[j], found.all_errors[j]) for j, _ in shown)
-    rows.append(f"<tr><th scope=row>all</th><td>{found.all[count]:.0f}</td>{whole}</tr>")
+    rows.append(f"<tr><th scope=row>all</th><td>{found.all[count]:.0f}</td>{whole}{'<td></td>' * len(doubt)}</tr>")
     spread = "".join(_cell(found.spread(j)) for j, _ in shown)
-    rows.append(f"<tr><th scope=row>spread</th><td></td>{spread}</tr>")
+    rows.append(f"<tr><th scope=row>spread</th><td></td>{spread}{'<td></td>' * len(doubt)}</tr>")
     return Card(f"{run.name}: scores by site, on their own test rows; the worst is bold", table(head, rows, "site"))
+
+
+def _each(run: Shown, score: str | None) -> Card | None:
+    """Every score of every client and the uncertainty of its rows, the worst served first."""
+    arrays = run.files.evaluation
+    columns = {name: values for name in TITLE if (values := _scores(run, name)) is not None}
+    if not columns or score not in columns:
+        return None
+    worth = columns[score] if "↑" in TITLE[score] else -columns[score]
+    order = np.argsort(np.where(np.isfinite(worth), worth, np.inf), kind="stable")
+    sizes = arrays.get("client_sizes")
+    head = "" if sizes is None else "<th scope=col>training rows</th>"
+    head += "".join(f"<th scope=col>{escape(TITLE[name])}</th>" for name in columns)
+    rows = []
+    for k in order[:MOST_SITES].tolist():
+        cells = "" if sizes is None else f"<td>{sizes[k]}</td>"
+        cells += "".join(_cell(values[k]) for values in columns.values())
+        rows.append(f"<tr><th scope=row>{escape(_name(arrays, k))}</th>{cells}</tr>")
+    many = f"All {len(order)}" if len(order) <= MOST_SITES else f"The worst served {MOST_SITES} of {len(order)}"
+    content = f"<details><summary>{many}</summary>{table(head, rows, 'client')}</details>"
+    return Card(f"Each client on its own test rows: {run.name}", f'<div class="r{run.number}">{content}</div>')
 
 
 def _cell(value: float, error: float = np.nan, worst: bool = False) -> str:
@@ -76,23 +95,36 @@ def _cell(value: float, error: float = np.nan, worst: bool = False) -> str:
 
 
 def _scores(run: Shown, score: str) -> np.ndarray | None:
+    """A score of each client, or the mean uncertainty of its rows."""
     arrays = run.files.evaluation
-    names = arrays["score_names"].tolist() if "score_names" in arrays else []
-    if "client_scores" not in arrays or score not in names:
+    names, table = ("uncertainty_names", "client_uncertainty") if score in DOUBT else ("score_names", "client_scores")
+    if table not in arrays or names not in arrays or score not in arrays[names].tolist():
         return None
-    values = arrays["client_scores"][:, names.index(score)].astype(float)
+    values = arrays[table][:, arrays[names].tolist().index(score)].astype(float)
     return values if np.isfinite(values).any() else None
 
 
-def _spread(runs: list[Shown], score: str) -> Drawing | None:
+def _spread(runs: list[Shown], score: str, first: str | None) -> Figure | None:
     lines = []
     for run in runs:
         values = _scores(run, score)
-        if values is not None:
+        if values is not None and np.ptp(values[np.isfinite(values)]) > 0:  # a point has no epistemic part
             values = np.sort(values[np.isfinite(values)])
-            values = values if "↑" in SCORES[score] else values[::-1]
+            values = values if "↑" in TITLE[score] else values[::-1]
             lines.append(run.curve((np.arange(len(values)) + 1) / len(values), values))
-    return line_chart("Spread over clients", lines, "share of clients", SCORES[score], across=(0, 0.25, 0.5, 0.75, 1))
+    across = (0, 0.25, 0.5, 0.75, 1)
+    chart = line_chart("Spread over clients", lines, "share of clients", TITLE[score], across=across)
+    if chart is None:
+        return None
+    name = TITLE[score].rstrip(" ↑↓")
+    if score in DOUBT:
+        caption = f"Clients in the order of the mean {name} of their own test rows, the least certain left."
+    else:
+        direction = "Higher" if "↑" in TITLE[score] else "Lower"
+        caption = f"Clients in the order of their own {name}, the worst served left. {direction} is better"
+        caption += "; few rows make large ECEs by chance." if score == "ece" else "; the flatter, the fairer."
+    stem = "clients-spread" if score == first else f"clients-{score}"
+    return Figure(stem, f"Spread over clients: {name}", chart, caption)
 
 
 def _homes(runs: list[Shown]) -> list[list[Shown]]:

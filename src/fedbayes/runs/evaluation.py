@@ -15,7 +15,7 @@ from fedbayes.data import Dataset
 from fedbayes.engine.clock import FILES, share
 from fedbayes.files import write_atomically
 from fedbayes.model.predictive import Predictive
-from fedbayes.runs.numbers import extremes
+from fedbayes.runs.numbers import extremes, uncertainty
 from fedbayes.scores.by_site import RESAMPLES, SiteScores, site_scores
 from fedbayes.training.run import Run
 from fedbayes.training.tested import predictions, rows_of
@@ -40,6 +40,7 @@ def write(folder: Path, run: Run) -> None:
         y = targets(data, data.test_y[at])
         scores = score_arrays(p, y, homes, bool(run.task.clients.names))
         arrays |= {"labels": y.numpy(), **prediction_arrays(p), **scores}
+        arrays |= uncertainty_arrays(arrays, homes)
         rows = thumbnail_rows(arrays)
         pictures = thumbnails(data, data.test_x[at[rows]])
         if pictures is not None:
@@ -100,6 +101,17 @@ def score_arrays(p: Predictive, y: Tensor, homes: list[Tensor], named: bool) -> 
         arrays["score_errors"] = np.array([0.0, *(figure.error for figure in scores.all.values())])
         arrays["client_errors"] = np.column_stack([none, scores.errors])
     return arrays
+
+
+def uncertainty_arrays(arrays: Mapping[str, Any], homes: list[Tensor]) -> dict[str, np.ndarray]:
+    """Mean uncertainty over each client's own test rows [clients, parts] (nan where it has none)."""
+    parts = {} if "survival" in arrays else uncertainty(dict(arrays))
+    if not parts or not homes:
+        return {}
+    rows = np.column_stack(list(parts.values()))
+    none = np.full(len(parts), np.nan)
+    means = [rows[home.numpy()].mean(0) if len(home) else none for home in homes]
+    return {"uncertainty_names": np.array(list(parts)), "client_uncertainty": np.array(means)}
 
 
 def _counts(scores: SiteScores) -> np.ndarray:

@@ -137,6 +137,13 @@ def roc(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return false, true, float(np.trapezoid(true, false))
 
 
+def confusion(arrays: Arrays) -> np.ndarray:
+    """How many rows of each true class were taken for each class, [true, taken for]."""
+    classes = arrays["probs"].shape[1]
+    pairs = arrays["labels"].astype(int) * classes + arrays["probs"].argmax(1)
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
 def total_scale(arrays: Arrays) -> np.ndarray:
     """Standard deviation of each predicted target."""
     return np.sqrt(np.maximum(arrays["aleatoric"] + arrays["epistemic"], 1e-30))

@@ -39,6 +39,13 @@ class RunFiles:
     def seconds(self) -> float:
         return sum(float(record.get("seconds", 0)) for record in self.records)
 
+    @property
+    def start(self) -> float:
+        """Seconds of the first round beyond a usual one: loading, tracing, compiling. Of a comparison's first method
+        it is the start of the whole program."""
+        times = [float(record.get("seconds", 0)) for record in self.records]
+        return max(0.0, times[0] - float(np.median(times[1:]))) if len(times) > 2 else 0.0
+
     def curve(self, score: str) -> tuple[list[int], list[float]]:
         """Rounds and values of a test score, where it was measured."""
         rows = [(r["round"], r["test"][score]) for r in self.records if score in r.get("test", {})]

@@ -29,6 +29,8 @@ EVALUATION = {
     "client_scores": ("f", "ks"),
     "score_errors": ("f", "s"),
     "client_errors": ("f", "ks"),
+    "uncertainty_names": ("U", "u"),
+    "client_uncertainty": ("f", "ku"),
     "client_sizes": ("iu", "k"),
     "label_counts": ("iu", "kc"),
     "thumbnails": ("u", "t*"),
@@ -48,6 +50,11 @@ FINITE = (
 )
 
 
+TOGETHER = (
+    ("thumbnails", "thumbnail_rows"),
+    ("score_names", "scores"),
+    ("uncertainty_names", "client_uncertainty"),
+)
 CENTRE = {"real": "mean", "survival": "survival"}  # by kind: what a prediction's array is called, else probs
 
 
@@ -60,7 +67,11 @@ def check_evaluation(arrays: Arrays) -> None:
     if axes.get("m") and axes.get("c", axes["m"]) != axes["m"]:
         raise ValueError(f"{axes['m']} class names for {axes['c']} classes")
     _check_pictures(arrays.get("thumbnails"))
-    for a, b in (("thumbnails", "thumbnail_rows"), ("score_names", "scores")):
+    for a, b in (
+        ("thumbnails", "thumbnail_rows"),
+        ("score_names", "scores"),
+        ("uncertainty_names", "client_uncertainty"),
+    ):
         if (a in arrays) != (b in arrays):
             raise ValueError(f"{a} and {b} go together")
     if "labels" not in arrays:

@@ -1,0 +1,108 @@
+"""The noise of closing scores: against the library's own scores, scikit-learn, and cases whose answer is known."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix, roc_auc_score
+
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.report.confusions import by_class
+from fedbayes.report.material import Shown
+from fedbayes.runs.margins import Margin, between_rounds, margins, over_last_rounds, resampled, scores_under, within
+from fedbayes.runs.numbers import confusion
+from fedbayes.runs.records import RunFiles
+from fedbayes.scores.by_site import Rows, figures
+
+NONE = np.zeros(0)
+
+
+def made_up(kind: str, rows: int = 300, seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    if kind == "real":
+        mean, parts = random.normal(size=(rows, 2)), random.uniform(0.2, 1, (2, rows, 2))
+        labels = mean + random.normal(size=mean.shape)
+        return {"kind": np.array(kind), "mean": mean, "aleatoric": parts[0], "epistemic": parts[1], "labels": labels}
+    if kind == "labels":
+        probs = random.random((rows, 3))
+        return {"kind": np.array(kind), "probs": probs, "labels": (random.random(probs.shape) < probs).astype(float)}
+    probs = random.dirichlet(np.ones(4) * 0.5, rows)
+    labels = np.array([random.choice(4, p=p) for p in probs])
+    return {"kind": np.array(kind), "probs": probs, "labels": labels}
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels", "real"])
+def test_scores_under_equal_weights_are_the_scores_and_their_errors_those_of_the_bootstrap(kind):
+    arrays = made_up(kind)
+    tensors = {name: torch.as_tensor(array) for name, array in arrays.items() if array.ndim}
+    predicted = (
+        (tensors["probs"],) if kind != "real" else (tensors["mean"], tensors["aleatoric"] + tensors["epistemic"])
+    )
+    theirs = figures(kind, Rows(predicted, tensors["labels"]), resamples=400)
+    whole = scores_under(arrays, np.full((1, 300), 1 / 300))
+    drawn = resampled(arrays)
+    assert {"classes": 5, "labels": 6, "real": 3}[kind] == len(whole)
+    for name, value in whole.items():
+        if name in theirs:  # there is no MCE of several labels
+            assert value[0] == pytest.approx(theirs[name].value, rel=1e-9)
+            if name != "mce":  # the largest of few rows' gaps: too wild for this comparison
+                assert drawn[name].std() == pytest.approx(theirs[name].error, rel=0.25)
+
+
+def test_the_confusion_matrix_is_that_of_scikit_learn():
+    arrays = made_up("classes")
+    ours = confusion(arrays)
+    assert np.array_equal(ours, confusion_matrix(arrays["labels"], arrays["probs"].argmax(1), labels=range(4)))
+
+
+def test_the_area_of_each_class_against_the_others_is_that_of_scikit_learn():
+    arrays = made_up("classes")
+    areas = [area for _, area in by_class(Shown(0, "a", "c0", "", run_of([0.5], arrays), {}, {})).values()]
+    theirs = roc_auc_score(arrays["labels"], arrays["probs"], multi_class="ovr", average=None)
+    np.testing.assert_allclose(areas, theirs)
+
+
+def test_movement_between_rounds_is_found_beside_a_trend():
+    random = np.random.default_rng(0)
+    noise = 0.05 * random.normal(size=4000)
+    assert between_rounds(noise) == pytest.approx(0.05, rel=0.1)
+    assert between_rounds(noise + np.linspace(0, 5, 4000)) == pytest.approx(0.05, rel=0.1)
+    assert between_rounds([0.1, 0.9]) == 0
+
+
+def run_of(accuracies: list[float], arrays: dict[str, np.ndarray], seconds: tuple[float, ...] = ()) -> RunFiles:
+    records = [{"round": i + 1, "test": {"accuracy": a}} for i, a in enumerate(accuracies)]
+    for record, time in zip(records, seconds):
+        record["seconds"] = time
+    return RunFiles("a", Path("a"), Experiment(), records, arrays)
+
+
+def test_a_lucky_last_round_is_no_winner_but_a_better_run_is():
+    arrays = made_up("classes")
+    wild = [0.6, 0.8] * 20 + [0.85]
+    better = [0.84] * 41
+    runs = [run_of(wild, arrays), run_of(better, arrays)]
+    noise = [margins(run) for run in runs]
+    last = [(run.scores["accuracy"], n["accuracy"]) for run, n in zip(runs, noise)]
+    assert within(last, 0.85) == [True, True]
+    means = [over_last_rounds(run, n)["accuracy"] for run, n in zip(runs, noise)]
+    assert within(means, max(value for value, _ in means)) == [False, True]
+
+
+def test_differences_are_compared_in_pairs_of_rows():
+    random = np.random.default_rng(0)
+    rows, labels = random.normal(0.8, 0.05, 200), np.arange(3)
+    near = rows + 0.001 * random.normal(size=200)
+    one, two = Margin(0.0, rows, labels), Margin(0.0, near, labels)
+    assert one.apart(two) == pytest.approx(0.001, rel=0.2)
+    assert one.apart(two._replace(labels=labels + 1)) == pytest.approx(0.05 * 2**0.5, rel=0.2)
+    assert within([(0.80, one), (0.79, two), None], 0.80) == [True, False, False]
+    assert Margin(0.3, NONE, NONE, measured=0.4).error == pytest.approx(0.5)
+
+
+def test_start_up_is_what_the_first_round_took_beyond_a_usual_one():
+    run = run_of([0.1, 0.2, 0.3, 0.4], {}, (5.0, 1.0, 1.2, 1.1))
+    assert run.start == pytest.approx(3.9)
+    assert run_of([0.1, 0.2], {}, (5.0, 1.0)).start == 0
+    assert run_of([0.1] * 3, {}, (0.5, 1.0, 1.0)).start == 0
