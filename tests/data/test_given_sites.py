@@ -88,3 +88,18 @@ def test_words_take_the_order_they_are_given():
 def test_what_can_not_be_taken_is_said_in_one_line(sites, says):
     with pytest.raises(ValueError, match=says):
         from_clients(sites)
+
+
+def test_sets_of_hugging_face_are_sites_with_names_and_classes():
+    datasets = pytest.importorskip("datasets")
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 255, (6, 5, 4, 3)).astype("uint8")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["ill", "well"])})
+    table = {"image": [image.fromarray(p) for p in pixels], "label": [0, 1] * 3}
+    one = datasets.Dataset.from_dict(table, features=features)
+    clients = from_clients(datasets.DatasetDict({"north": one, "south": one.select(range(4))}))
+    assert clients.names == ("north", "south")
+    assert clients.sizes.tolist() == [6, 4]
+    assert clients.data.class_names == ("ill", "well")
+    assert np.array_equal(clients.data.x[:6].numpy(), np.moveaxis(pixels, -1, 1))  # channels first
+    assert from_datasets(one).class_names == ("ill", "well")

@@ -49,7 +49,24 @@ def _joined(rows: list[Any]) -> Any:
     """Inputs of all rows; of rows that are mappings, those of each field."""
     if isinstance(rows[0], Mapping):
         return {name: _joined([row[name] for row in rows]) for name in rows[0]}
-    return torch.stack([torch.as_tensor(np.asarray(row)) for row in rows])
+    return torch.stack([row if isinstance(row, Tensor) else torch.from_numpy(np.array(_planes(row))) for row in rows])
+
+
+def _planes(row: Any) -> Any:
+    """A picture of Pillow's with its channels first, as networks take it; all else as it is."""
+    if not hasattr(row, "getbands"):
+        return row
+    pixels = np.asarray(row)
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+
+
+def names_of_classes(site: Any, columns: Columns | None = None) -> tuple[str, ...]:
+    """What a set of Hugging Face's `datasets` says that its classes are called; nothing where it says nothing."""
+    features = getattr(site, "features", None)
+    if not isinstance(features, Mapping):
+        return ()
+    target = columns[1] if columns else next((name for name in features if name in TARGETS), None)
+    return tuple(map(str, getattr(features.get(target), "names", None) or ()))
 
 
 def _columns(names: list[str], where: str) -> Columns:

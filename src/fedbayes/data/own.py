@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbayes.data.dataset import Clients, Dataset, check_arrays
 from fedbayes.data.fields import Fields, has_fields
-from fedbayes.data.given import Columns, numbered, pair_of, stacked, tensor_of
+from fedbayes.data.given import Columns, names_of_classes, numbered, pair_of, stacked, tensor_of
 from fedbayes.data.partition import natural
 from fedbayes.data.preparation import AS_STORED, Preparation, Scale, Standardise
 from fedbayes.data.survival import check_times, cut_times
@@ -102,7 +102,8 @@ def from_datasets(
     """
     x, y = stacked(train, "train", columns)
     test_x, test_y = stacked(test, "test", columns) if test is not None else (None, None)
-    return from_arrays(x, y, test_x, test_y, name=name, **options)
+    named = {"class_names": names} if (names := names_of_classes(train, columns)) else {}
+    return from_arrays(x, y, test_x, test_y, name=name, **{**named, **options})
 
 
 def from_clients(
@@ -118,7 +119,7 @@ def from_clients(
     class_names: Sequence[str] = (),
     columns: Columns | None = None,
 ) -> Clients:
-    """A natural partition: one (x, y) or torch data set per client, in a list, or in a mapping from their names.
+    """A natural partition: one (x, y) or data set (torch's, `datasets`') per client, in a list or mapping from names.
 
     `test` is one (x, y) for all, or a list (a mapping) with one per client. Labels may be words.
     """
@@ -134,6 +135,7 @@ def from_clients(
     tests = [
         pair_of(one, "test", columns) for one in (test if isinstance(test, list) else [] if test is None else [test])
     ]
+    class_names = class_names or names_of_classes(sites[0], columns)
     targets, class_names = numbered([y for _, y in (*given, *tests)], class_names)
     tests = [(x, y) for (x, _), y in zip(tests, targets[len(given) :])]
     if has_fields(given[0][0], len(given[0][1])):

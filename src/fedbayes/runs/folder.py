@@ -20,6 +20,7 @@ from fedbayes.experiments.keys import FLOWER
 from fedbayes.runs import checkpoint, coding, evaluation, journal, locks, samples
 from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CONFIG, SAVED, Recording, write_once
+from fedbayes.training import hub
 from fedbayes.training.callbacks import called_back
 from fedbayes.training.rounds import Progress, Task, refuse_diverged, rounds
 from fedbayes.training.run import Run
@@ -124,8 +125,13 @@ def load(
 ) -> Run:
     """The run of a folder again, from its last checkpoint: posterior, predictions, scores, journal.
 
-    `network` and `clients` stand in for user code that can't be imported here.
+    `network` and `clients` stand in for user code that can't be imported here. "hf://owner/name" is a model that
+    `run.push` has written to the Hugging Face Hub: it comes without data, and predicts.
     """
+    if str(folder).startswith(hub.SCHEME):
+        if clients is not None:
+            raise InputError("clients: a model of the Hub comes without data; leave it out")
+        return hub.fetch(str(folder), network, device or "cpu")
     folder = whole = Path(folder)
     experiment = experiment_in(folder).settled
     if experiment.methods:

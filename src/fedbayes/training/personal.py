@@ -32,7 +32,9 @@ def personal_models(federations: Sequence[Federation], clients: Sequence[Sequenc
     """
     lead = federations[0].task
     if lead.elsewhere is not None:
-        raise InputError("personal models of a run on Flower stay with the clients; `personal_every` has them scored")
+        raise InputError(
+            "personal models stay with the clients, who are elsewhere; on Flower `personal_every` scores them"
+        )
     with quick_cpu(), tensor_cores(lead.precision):
         federations = [gather(f) for f in federations]
         engines, programs = [f.task.engine for f in federations], [f.task.home for f in federations]

@@ -195,6 +195,16 @@ class Run:
         """The network's state dict, at the posterior's mean, or at one draw by its number."""
         return self.module(draw).state_dict()
 
+    def push(self, place: str, *, network: str | None = None, private: bool = True, message: str | None = None) -> str:
+        """Upload the model and a card to the Hugging Face Hub, as `owner/name`; `fb.load("hf://owner/name")` reads it.
+
+        `network` names one of the library's own networks, so that who loads it need not give it. The repository is
+        made where there is none, private by default.
+        """
+        from fedbayes.training import hub  # which needs this module
+
+        return hub.push(self, place, network=network, private=private, message=message)
+
     def to_columns(self, what: str = "journal") -> dict[str, list[Any]]:
         """A table as columns: `journal` (a row per round), `scores` (per site and score) or `predictions` (per row)."""
         return columns_of(self, self.journal, what)

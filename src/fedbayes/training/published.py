@@ -1,0 +1,249 @@
+"""A trained model as a folder to hand on: its posterior as safetensors, what it takes and gives as JSON, and a card.
+
+Nothing in it is code and nothing is unpickled. Rows stay where they were: of the data it holds shapes, names of
+classes, and for tables how columns are coded, without which nobody could predict.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as pack_safetensors
+from torch import Tensor, nn
+
+from fedbayes.data import Clients, Dataset, Prepare
+from fedbayes.data.coding import coding_of
+from fedbayes.data.fields import Fields
+from fedbayes.data.preparation import AS_STORED, Preparation, Scale, Standardise
+from fedbayes.data.ragged import Ragged
+from fedbayes.data.site_tables import without_rows
+from fedbayes.errors import InputError
+from fedbayes.federation.kept import apart
+from fedbayes.federation.program import FederationState
+from fedbayes.files import reading, size_of, text_of, write_atomically
+from fedbayes.model.adapted import is_adapted
+from fedbayes.model.model import Model, is_static
+from fedbayes.posterior import values
+from fedbayes.posterior.values import Parts, check
+from fedbayes.training.card import card
+from fedbayes.training.prepare import prepare
+from fedbayes.training.run import Run
+from fedbayes.training.task import Federation, Progress, Task
+from fedbayes.training.warm import weights_in
+from fedbayes.version import __version__
+
+POSTERIOR, FROZEN, ABOUT, CARD = "posterior.safetensors", "frozen.safetensors", "fedbayes.json", "README.md"
+FORMAT = 1
+LONGEST = 16 << 20  # bytes of the JSON file: codings list categories
+WIDEST = 1 << 28  # numbers of one row
+DTYPES = {name: getattr(torch, name) for name in ("uint8", "int32", "int64", "float16", "float32", "float64", "bool")}
+MEND = "is it a model that fedbayes has written?"
+
+
+def write(run: Run, folder: Path, title: str, network: str | None = None) -> list[Path]:
+    """Write a run's model and card; gives the files. `network` is a name of the library's own, for who loads it."""
+    task = run.task
+    if not task.program.prediction.whole:
+        raise InputError("this method has no global model; hand on one client's: run.personal(client).as_run")
+    if is_adapted(task.program.model.module):
+        raise InputError("this run trained adapters of a frozen body; `fedbayes export --what peft` writes those")
+    parts = {part: values.map_tensors(q, lambda t: t.detach().cpu()) for part, q in run.parts.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    values.save(folder / POSTERIOR, parts)
+    frozen = {
+        name: t.cpu().contiguous().clone() for held in task.program.model.frozen.values() for name, t in held.items()
+    }
+    if frozen:
+        write_atomically(folder / FROZEN, pack_safetensors(frozen))
+    write_atomically(folder / ABOUT, json.dumps(_about(run, network), indent=1, ensure_ascii=False) + "\n")
+    _try(run, folder, network)
+    write_atomically(folder / CARD, card(run, title, network))
+    return [folder / name for name in (POSTERIOR, *([FROZEN] if frozen else []), ABOUT, CARD)]
+
+
+def _try(run: Run, folder: Path, network: str | None) -> None:
+    """Hold what was written to predict as the run does, so that nobody loads a model that says something else."""
+    x = run.task.clients.data.x[:8].cpu()
+    again = read(folder, network or run.module())
+    ours, theirs = (one.predict(x).mean.cpu() for one in (run, again))
+    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5):
+        raise InputError(
+            "what was written does not predict as the run does: a likelihood or preparation of your own can't be "
+            "handed on as data; use `fedbayes export`"
+        )
+
+
+def _about(run: Run, network: str | None) -> dict[str, Any]:
+    data, program = run.task.clients.data, run.task.program
+    scale = data.target_scale
+    return {
+        "format": FORMAT,
+        "fedbayes": __version__,
+        "method": run.task.method,
+        "round": run.progress.state.round,
+        "seed": run.task.seed,
+        "network": network,
+        "parts": {part: list(layout.names) for part, layout in program.model.trainable.items()},
+        "prediction": {name: getattr(program.prediction, name) for name in PREDICTION},
+        "data": {
+            "name": data.name,
+            "kind": data.kind,
+            "classes": data.classes,
+            "class_names": list(data.class_names),
+            "shape": list(data.shape),
+            "dtype": _name(data.x.dtype),
+            "columns": list(data.columns),
+            "times": list(data.times),
+            "target_scale": None if scale is None else [scale.mean.tolist(), scale.std.tolist()],
+            "prepare": _preparation(data.prepare) if data.coding is None else None,
+            "coding": None if data.coding is None else data.coding.as_table(),
+        },
+    }
+
+
+PREDICTION = {"part": str, "draws": int, "dropout": bool, "closed": bool, "noise": str}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _preparation(prepare: Preparation) -> dict[str, Any]:
+    match prepare:
+        case Prepare():
+            return {"kind": "channels", "mean": list(prepare.mean), "std": list(prepare.std)}
+        case Standardise():
+            return {"kind": "columns", "mean": prepare.mean.tolist(), "std": prepare.std.tolist()}
+        case Fields():
+            shapes, dtypes = [list(shape) for shape in prepare.shapes], [_name(dtype) for dtype in prepare.dtypes]
+            return {"kind": "fields", "names": list(prepare.names), "shapes": shapes, "dtypes": dtypes}
+        case _:
+            raise InputError(
+                f"a {type(prepare).__name__} of your own can't be handed on as data; use `fedbayes export`"
+            )
+
+
+def read(folder: Path, network: nn.Module | str | None = None, device: str = "cpu") -> Run:
+    """The model of a folder as a run that predicts; it has no rows, so that it can't be scored or made personal."""
+    path = folder / ABOUT
+    with reading(path, MEND):
+        about = json.loads(text_of(path, LONGEST))
+        if about["format"] != FORMAT:
+            raise InputError(f"{path} has format {about['format']!r}, this version reads {FORMAT}; update fedbayes")
+        clients = _clients(about["data"])
+        prediction = {name: kind(about["prediction"][name]) for name, kind in PREDICTION.items()}
+        cuts = {str(part): [str(n) for n in names] for part, names in about["parts"].items()}
+        number, seed, method = int(about["round"]), int(about["seed"]), str(about["method"])
+        network = network if network is not None else about["network"]
+    if network is None:
+        raise InputError(
+            f"{folder.name}: give the network that was trained, fb.load(..., network=module): no code is kept"
+        )
+    if isinstance(network, str) and ":" in network:
+        raise InputError(f"{path} names a network of somebody's own code; give it as network=module")
+    parts = _parts(folder / POSTERIOR)
+    if isinstance(network, nn.Module) and (folder / FROZEN).is_file():
+        network = copy.deepcopy(network)
+        with reading(folder / FROZEN, MEND):
+            network.load_state_dict(weights_in(folder / FROZEN), strict=False)
+    task = prepare(network, clients, method="fedavg", rounds=max(number, 1), seed=seed, device=device, engine="loop")
+    model = _model(task, clients.data, cuts, parts)
+    broadcast, beside = apart({part: values.map_tensors(q, lambda t: t.to(task.device)) for part, q in parts.items()})
+    said = task.program.prediction._replace(**prediction)
+    program = task.program._replace(model=model, initial=broadcast, prediction=said)
+    task = replace(task, program=program, elsewhere=_not_here, method=method)
+    return Run(task, Progress(FederationState(number, broadcast, kept=beside)), [])
+
+
+def _not_here(federation: Federation) -> Iterator[tuple[int, Any]]:
+    raise InputError("this model was loaded without its data: personal models and scores stay with those who have it")
+
+
+def _parts(path: Path) -> Parts:
+    with reading(path, MEND):
+        size_of(path)
+        parts = values.load(path)
+        for part, q in parts.items():
+            check(q, f"{path.name}: part {part!r}")
+        return parts
+
+
+def _model(task: Task, data: Dataset, cuts: Mapping[str, list[str]], parts: Parts) -> Model:
+    """The network cut into the parts of the file, held to be the one that these were made for."""
+    built = task.program.model
+    trained = {name for names in cuts.values() for name in names}
+    frozen = [name for name, _ in built.module.named_parameters() if name not in trained]
+    try:
+        model = Model.of(
+            built.module.requires_grad_(True),
+            built.likelihood,
+            parts=cuts,
+            frozen=frozen,
+            prepare=built.prepare,
+            units=built.units,
+        )
+    except ValueError as error:
+        raise InputError(f"network: it is not the one that was trained ({error})") from error
+    for part, layout in model.layouts.items():
+        if part not in parts and not is_static(part):
+            raise InputError(f"network: the file has no part {part!r}; it is not the network that was trained")
+        theirs = parts[part].layout if part in parts else None
+        if theirs is not None and theirs.fingerprint != layout.fingerprint:
+            names = (
+                f"{len(layout.names)} tensors, {layout.size} weights; trained were {len(theirs.names)}, {theirs.size}"
+            )
+            raise InputError(f"network: part {part!r} has {names}; give the network that was trained")
+    return model
+
+
+def _clients(about: Mapping[str, Any]) -> Clients:
+    """Clients in name only: one row of zeros stands for the data."""
+    if about["coding"] is not None:
+        return without_rows(coding_of(about["coding"]))
+    shape, classes, kind = tuple(int(n) for n in about["shape"]), int(about["classes"]), str(about["kind"])
+    x = _zeros(shape, DTYPES[about["dtype"]])
+    y = {"classes": torch.zeros(1, dtype=torch.int64), "survival": torch.ones(1, 2)}.get(kind, _zeros((classes,)))
+    scale = about["target_scale"]
+    data = Dataset(
+        str(about["name"]),
+        x,
+        y,
+        x[:0],
+        y[:0],
+        kind,
+        classes,
+        prepare=_prepared(about["prepare"]),
+        class_names=tuple(map(str, about["class_names"])),
+        target_scale=None if scale is None else Scale(*(torch.tensor(v, dtype=torch.float32) for v in scale)),
+        columns=tuple(map(str, about["columns"])),
+        times=tuple(map(float, about["times"])),
+    )
+    row = torch.zeros(1, dtype=torch.int64)
+    return Clients(data, Ragged.of_lists([row]), Ragged.of_lists([row[:0]]), row[:0])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    if min(shape, default=1) < 1 or torch.Size(shape).numel() > WIDEST:
+        raise ValueError(f"a row of shape {list(shape)}")
+    return torch.zeros(1, *shape, dtype=dtype)
+
+
+def _prepared(about: Mapping[str, Any] | None) -> Preparation:
+    match (about or {}).get("kind"):
+        case None:
+            return AS_STORED
+        case "channels":
+            return Prepare(tuple(map(float, about["mean"])), tuple(map(float, about["std"])))  # type: ignore[index]
+        case "columns":
+            return Standardise(about["mean"], about["std"])  # type: ignore[index]
+        case "fields":
+            shapes = tuple(tuple(map(int, shape)) for shape in about["shapes"])  # type: ignore[index]
+            return Fields(tuple(map(str, about["names"])), shapes, tuple(DTYPES[d] for d in about["dtypes"]))  # type: ignore[index]
+        case other:
+            raise ValueError(f"a preparation of kind {other!r}")
