@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Passive waiting keeps a step's time steady when another process is busy on the same cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: run test fuzz test-slow test-flower lint bench docs clean
+.PHONY: run test fuzz test-slow test-flower lint bench docs notebooks clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedbayes needs Python 3.11 or newer; set PYTHON=python3.11 (or newer)")'
@@ -45,6 +45,10 @@ $(BIN)/.installed-docs: $(BIN)/.installed
 docs: $(BIN)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# Some pages of the docs as notebooks: the same text, the same code.
+notebooks:
+	$(PYTHON) docs/notebooks.py notebooks
+
 lint: $(BIN)/.installed
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
@@ -52,4 +56,4 @@ lint: $(BIN)/.installed
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,6 +1,8 @@
 """The Python blocks of the docs, the README and the contributors' page are run as they stand, in order."""
 
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -29,6 +31,13 @@ PAGES = {
     "docs/survival.md": 3,
     "docs/adapters.md": 2,
     "docs/following.md": 3,
+    "docs/images.md": 3,
+    "docs/text.md": 3,
+    "docs/regression.md": 3,
+    "docs/pretrained.md": 4,
+    "docs/ood.md": 3,
+    "docs/compare.md": 2,
+    "docs/report.md": 1,
     "README.md": 3,
     "docs/attacks.md": 1,
     "docs/robust.md": 2,
@@ -138,3 +147,7 @@ def test_the_residual_network_of_the_adapters_page_is_fine_tuned(tmp_path, monke
     said = capsys.readouterr().out
     assert "accuracy" in said
     assert "dtd" in said
+
+
+def test_the_table_of_the_page_on_choosing_is_the_leagues():
+    subprocess.run([sys.executable, str(ROOT / "benchmarks/choosing.py"), "--check"], check=True)
