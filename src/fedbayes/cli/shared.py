@@ -41,6 +41,9 @@ Mlflow = Annotated[
     str | None,
     typer.Option("--mlflow", metavar="URI", help="Also track on MLflow, such as http://localhost:5000; \\[mlflow]."),
 ]
+Wandb = Annotated[
+    str | None, typer.Option("--wandb", metavar="PROJECT", help="Also track on Weights & Biases; \\[wandb].")
+]
 
 
 def _trust(packages: list[str] | None) -> list[str] | None:

@@ -10,10 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedbayes.cli.shared import Events, Folder, Mlflow, Settings, Trust, app, key_help, out
+from fedbayes.cli.shared import Events, Folder, Mlflow, Settings, Trust, Wandb, app, key_help, out
 from fedbayes.cli.watching import watching
 from fedbayes.engine.clock import FILES, START, Shares, share
 from fedbayes.engine.clock import profile as measuring
+
+Trackers = tuple[bool, str | None, str | None]  # TensorBoard, MLflow's address, the project of Weights & Biases
+NO_TRACKERS: Trackers = (False, None, None)
 
 
 @app.command()
@@ -27,6 +30,7 @@ def run(
     central: Annotated[bool, typer.Option("--central", help="Pool all rows in one client: no federation.")] = False,
     tensorboard: Events = False,
     mlflow: Mlflow = None,
+    wandb: Wandb = None,
     active: Annotated[
         str | None, typer.Option(help="Active learning by entropy, mutual_information or random: labels are asked for.")
     ] = None,
@@ -43,12 +47,12 @@ def run(
             overrides = {"device": device, "engine": engine, "compile": compile}
             experiment = _experiment(name, settings, overrides, central)
         if active is None:
-            _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard, mlflow)
+            _train(lambda watch: _by_engine(experiment, folder, watch), folder, (tensorboard, mlflow, wandb))
         else:
             from fedbayes.runs.active import Active, run_active
 
             asking = Active(active, labelled, budget)
-            _train(lambda watch: run_active(experiment, asking, folder, watch), folder, tensorboard, mlflow)
+            _train(lambda watch: run_active(experiment, asking, folder, watch), folder, (tensorboard, mlflow, wandb))
     if shares is not None:
         _show(shares, folder)
 
@@ -101,13 +105,14 @@ def resume(
     ] = None,
     tensorboard: Events = False,
     mlflow: Mlflow = None,
+    wandb: Wandb = None,
     trust: Trust = None,
 ) -> None:
     """Go on after a crash, a kill or a reboot: same result as if nothing had happened."""
     if (folder / "active.toml").is_file():
         from fedbayes.runs.active import resume_active
 
-        _train(lambda watch: resume_active(folder, watch), folder, tensorboard, mlflow)
+        _train(lambda watch: resume_active(folder, watch), folder, (tensorboard, mlflow, wandb))
         return
     from fedbayes.runs.folder import experiment_in
 
@@ -117,7 +122,7 @@ def resume(
         for line in change(folder, rounds=rounds, settings=settings or ()):
             out.print(escape(line))
     experiment = experiment_in(folder)
-    _train(lambda watch: _by_engine(experiment, folder, watch), folder, tensorboard, mlflow)
+    _train(lambda watch: _by_engine(experiment, folder, watch), folder, (tensorboard, mlflow, wandb))
 
 
 def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
@@ -136,7 +141,7 @@ def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
     return simulate(experiment, folder, watch)
 
 
-def _train(work: Any, folder: Path, tensorboard: bool = False, mlflow: str | None = None) -> None:
+def _train(work: Any, folder: Path, trackers: Trackers = NO_TRACKERS) -> None:
     with share(START):
         from fedbayes.cli.terminal import closing_table, samples_text, site_table
         from fedbayes.report import write
@@ -145,7 +150,7 @@ def _train(work: Any, folder: Path, tensorboard: bool = False, mlflow: str | Non
 
     try:
         with watching() as watch:
-            work(_tracked(watch, folder, tensorboard, mlflow))
+            work(_tracked(watch, folder, trackers))
     except KeyboardInterrupt:
         out.print(f"\n{_after_a_stop(folder)}")
         raise SystemExit(130) from None
@@ -179,11 +184,13 @@ def _show(shares: Shares, folder: Path) -> None:
     write_atomically(folder / "profile.json", json.dumps({"total": shares.total, **shares.seconds}, indent=1) + "\n")
 
 
-def _tracked(watch: Any, folder: Path, tensorboard: bool, mlflow: str | None) -> Any:
+def _tracked(watch: Any, folder: Path, trackers: Trackers) -> Any:
     """The watch with the trackers that were asked for."""
-    if not tensorboard and mlflow is None:
+    if trackers == NO_TRACKERS:
         return watch
-    from fedbayes.runs.trackers import with_events, with_mlflow
+    from fedbayes.runs.trackers import with_events, with_mlflow, with_wandb
 
-    watch = with_events(watch, folder) if tensorboard else watch
-    return watch if mlflow is None else with_mlflow(watch, folder, mlflow)
+    events, mlflow, wandb = trackers
+    watch = with_events(watch, folder) if events else watch
+    watch = watch if mlflow is None else with_mlflow(watch, folder, mlflow)
+    return watch if wandb is None else with_wandb(watch, folder, wandb)

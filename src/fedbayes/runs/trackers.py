@@ -1,4 +1,4 @@
-"""Trackers over the journal's records: MLflow and TensorBoard, for `fit(on_round=...)` and for the command line."""
+"""Trackers over the journal's records: MLflow, TensorBoard and W&B, for `fit(on_round=...)` and the command line."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fedbayes.training.rounds import Task
 from fedbayes.training.run import Run
 
 RUN_ID = "mlflow.txt"  # in a run folder: the MLflow run that it is tracked as
+WANDB_ID = "wandb.txt"  # the same of Weights & Biases
 LONGEST = 500  # characters of a parameter, which MLflow limits
 
 
@@ -117,16 +118,39 @@ class MLflowRun:
         self.client.set_terminated(self.run_id, "FINISHED" if finished else "FAILED")
 
 
+class WandbRun:
+    """A run of Weights & Biases, which WANDB_MODE=offline keeps on this machine; `run_id` goes on with one."""
+
+    def __init__(self, project: str, name: str, config: Mapping[str, Any], run_id: str | None = None) -> None:
+        package = _package("wandb", "wandb")
+        resumed = {} if run_id is None else {"id": run_id, "resume": "allow"}
+        self.run = package.init(project=project, name=name, config=dict(config), reinit="create_new", **resumed)
+        self.run_id: str = self.run.id
+
+    def log(self, number: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=number)
+
+    def close(self, finished: bool) -> None:
+        self.run.finish(exit_code=0 if finished else 1)
+
+
+def _about(task: Task) -> dict[str, Any]:
+    """The settings of a `fit` that trackers keep."""
+    settings = {"method": task.method, "rounds": task.rounds, "cohort": task.cohort, "seed": task.seed}
+    return settings | {"clients": len(task.clients), "data": task.clients.data.name, "engine": task.choice}
+
+
 def mlflow(uri: str | None = None, *, experiment: str = "fedbayes", name: str | None = None) -> Tracker:
     """Track a `fit` on MLflow: `on_round=fb.trackers.mlflow("http://localhost:5000")`; by default as MLflow is set."""
     _package("mlflow", "mlflow")
 
-    def opened(task: Task) -> Sink:
-        parameters = {"method": task.method, "rounds": task.rounds, "cohort": task.cohort, "seed": task.seed}
-        about = {"clients": len(task.clients), "data": task.clients.data.name, "engine": task.choice}
-        return MLflowRun(uri, experiment, name or task.method, parameters | about)
+    return Tracker(lambda task: MLflowRun(uri, experiment, name or task.method, _about(task)))
 
-    return Tracker(opened)
+
+def wandb(project: str = "fedbayes", *, name: str | None = None) -> Tracker:
+    """Track a `fit` on Weights & Biases: `on_round=fb.trackers.wandb("my-project")`; offline by WANDB_MODE."""
+    _package("wandb", "wandb")
+    return Tracker(lambda task: WandbRun(project, name or task.method, _about(task)))
 
 
 def tensorboard(folder: str | Path) -> Tracker:
@@ -144,13 +168,24 @@ def with_events(watch: Watch, folder: Path) -> Watch:
 def with_mlflow(watch: Watch, folder: Path, uri: str | None) -> Watch:
     """The watch, with each method's rounds also sent to MLflow; a run that goes on is the same run there."""
     _package("mlflow", "mlflow")
+    return _with_runs(watch, folder, RUN_ID, lambda *about: MLflowRun(uri, "fedbayes", *about))
+
+
+def with_wandb(watch: Watch, folder: Path, project: str) -> Watch:
+    """The watch, with each method's rounds also sent to Weights & Biases; a run that goes on is the same run there."""
+    _package("wandb", "wandb")
+    return _with_runs(watch, folder, WANDB_ID, lambda *about: WandbRun(project, *about))
+
+
+def _with_runs(watch: Watch, folder: Path, file: str, begin: Callable[..., MLflowRun | WandbRun]) -> Watch:
+    """The watch with a sink per method that `begin` opens; a file of the run folder says which run it is there."""
 
     def opened(method: str, task: Task, after: int) -> Sink:
         home = folder / folder_name(method) if (folder / folder_name(method)).is_dir() else folder
-        kept = home / RUN_ID
+        kept = home / file
         run_id = kept.read_text(encoding="utf-8").strip() if after and kept.is_file() else None
         values = {key: v for key, v in table_of(experiment_in(home)).items() if key != "methods"}
-        sink = MLflowRun(uri, "fedbayes", f"{folder.resolve().name} {folder_name(method)}", values, run_id)
+        sink = begin(f"{folder.resolve().name} {folder_name(method)}", values, run_id)
         write_atomically(kept, sink.run_id + "\n")
         return sink
 
