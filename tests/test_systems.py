@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import time
@@ -78,12 +79,48 @@ def test_text_is_read_and_written_as_utf_8_on_every_system():
     assert not found
 
 
-def test_help_and_lists_in_60_columns_without_colour_and_with_a_home_that_can_not_be_written(tmp_path):
+CONSOLES = {
+    "import": ["-c", "import fedbayes; print(fedbayes.__version__)"],
+    "help": ["-m", "fedbayes", "--help"],
+    "quickstart": ["-m", "fedbayes", "run", "quickstart", "--set", "rounds=2", "--set", "clients=12"],
+}
+
+
+@pytest.mark.parametrize("what", CONSOLES)
+def test_a_pipe_of_60_columns_in_cp1252_without_colour_and_with_a_home_that_can_not_be_written(what, tmp_path):
     home = tmp_path / "home"
     home.touch()  # a file: nobody can make folders in it, not even root
     surroundings = {**os.environ, "NO_COLOR": "1", "COLUMNS": "60", "HOME": str(home), "PYTHONIOENCODING": "cp1252"}
-    shown = subprocess.run(
-        [sys.executable, "-m", "fedbayes", "--help"], env=surroundings, capture_output=True, check=True
-    ).stdout.decode("cp1252")
+    done = subprocess.run([sys.executable, *CONSOLES[what]], env=surroundings, cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode("cp1252")
+    assert b"Traceback" not in done.stderr
+    shown = done.stdout.decode("cp1252")
     assert "\x1b" not in shown
     assert max(map(len, shown.splitlines())) <= 60
+    if what == "quickstart":
+        assert "accuracy" in shown
+        page = (tmp_path / "runs/quickstart/report.html").read_text(encoding="utf-8")
+        assert "accuracy ↑" in page  # files are UTF-8 whatever the console can print
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_of_60_columns_in_cp1252_has_a_bar_and_no_colour(tmp_path):
+    import pty
+
+    ours, theirs = pty.openpty()
+    surroundings = {**os.environ, "NO_COLOR": "1", "COLUMNS": "60", "PYTHONIOENCODING": "cp1252", "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, *CONSOLES["quickstart"]], env=surroundings, cwd=tmp_path, stdout=theirs, stderr=theirs
+    ) as done:
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 65536):
+                shown += piece
+        except OSError:  # how Linux says that the other end is closed
+            pass
+    os.close(ours)
+    assert done.returncode == 0, shown.decode("cp1252")
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode("cp1252")
+    assert "2/2" in text  # the bar's last state
+    assert not re.search(rb"\x1b\[(3|4|9|10)[0-9](;|m)", shown)  # no colour
