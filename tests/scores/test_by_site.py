@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 import fedbayes as fb
 from fedbayes.errors import InputError
-from fedbayes.scores.by_site import Rows, figures, site_scores
+from fedbayes.scores.by_site import Figure, Rows, SiteScores, figures, site_scores
 
 
 def binary(n=300, seed=0):
@@ -89,3 +90,19 @@ def test_scores_of_a_run_by_site(method):
         assert table.all[name].value == pytest.approx(run.scores()[name], abs=1e-6)
     with pytest.raises(InputError, match="unknown way to score by 'client'"):
         run.scores(by="client")
+
+
+def test_in_a_narrow_terminal_errors_go_below_and_nothing_is_cut() -> None:
+    names = ("accuracy", "nll", "brier", "ece", "mce", "auroc", "aupr")
+    values = np.full((2, 7), 0.123)
+    found = SiteScores(("va", "switzerland"), (40, 25), names, values, values, dict.fromkeys(names, Figure(0.5, 0.25)))
+    text = {}
+    for width in (80, 140):
+        console = Console(width=width, no_color=True)
+        with console.capture() as caught:
+            console.print(found.table(width))
+        text[width] = caught.get()
+    assert text[140].count("0.123 ±.123") == 14
+    assert all("switzerland" in shown and "…" not in shown for shown in text.values())
+    assert "0.123 ±.123" not in text[80]
+    assert text[80].count("±.123") == 14

@@ -93,7 +93,7 @@ def show_by_site(folder: Path, by: str, draws: int | None, device: str | None) -
     from fedbayes.runs.folder import home_of, load
 
     run = load(folder, device=device)
-    out.print(run.scores(draws=draws, by=by).table())
+    out.print(run.scores(draws=draws, by=by).table(out.width))
     if run.task.program.prediction.whole and run.task.clients.data.kind != "labels":
         kept = home_of(folder) / calibrated.FILE
         out.print(coverage_table(calibrated.read(kept.parent) if kept.is_file() else conformal.fit(run)))

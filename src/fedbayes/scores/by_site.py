@@ -21,6 +21,7 @@ from fedbayes.errors import unknown
 from fedbayes.scores.additive import SUMS, Sums
 
 RESAMPLES = 200
+WIDE = 13  # characters of a score with its error in a table
 CELLS = 1 << 21  # rows times resamples that are summed at once
 HIGHER = ("accuracy", "exact_match", "auroc", "aupr", "concordance")  # scores of which more is better
 TARGETS = {"coverage50": 0.5, "coverage90": 0.9}  # scores that should be a number
@@ -35,7 +36,7 @@ class Figure(NamedTuple):
     def __str__(self) -> str:
         if np.isnan(self.value):
             return "-"
-        return f"{self.value:.3f}" + ("" if np.isnan(self.error) else f" ± {self.error:.3f}")
+        return f"{self.value:.3f}" + ("" if np.isnan(self.error) else f" ±{self.error:.3f}".replace("0.", ".", 1))
 
 
 @dataclass(frozen=True)
@@ -74,19 +75,24 @@ class SiteScores:
             raise unknown("score", score, self.names)
         return self.values[:, self.names.index(score)]
 
-    def table(self) -> Table:
-        """One line per site, the worst of each score marked; then all together, and the spread."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    def table(self, width: int = 1000) -> Table:
+        """One line per site, the worst of each score marked; then all together, and the spread.
+
+        In a narrow terminal an error goes below its score.
+        """
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("site", overflow="fold")
         for name in ("rows", *self.names):
             table.add_column(name, justify="right")
+        between = " " if 20 + WIDE * len(self.names) <= width else "\n"
         worst = {name: self.worst(name) for name in self.names}
         for site, rows in zip(self.sites, self.rows):
-            figures = self[site]
-            cells = [f"[red]{f}[/]" if worst[n] == site and len(self.sites) > 1 else str(f) for n, f in figures.items()]
-            table.add_row(site, str(rows), *cells)
+            cells = {n: str(f).replace(" ", between) for n, f in self[site].items()}
+            marked = (f"[red]{f}[/]" if worst[n] == site and len(self.sites) > 1 else f for n, f in cells.items())
+            table.add_row(site, str(rows), *marked)
         table.add_section()
-        table.add_row("all", str(sum(self.rows)), *(str(self.all[name]) for name in self.names))
+        whole = (str(self.all[name]).replace(" ", between) for name in self.names)
+        table.add_row("all", str(sum(self.rows)), *whole)
         table.add_row("spread", "", *(f"{self.spread(name):.3f}" for name in self.names))
         return table
 
