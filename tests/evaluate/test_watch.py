@@ -159,6 +159,20 @@ def test_a_stream_is_read_with_labels_and_times(blobs, tmp_path):
         read_stream(path, blobs, label="y")
 
 
+def test_labels_of_a_stream_are_coded_as_the_target_of_the_tables_was(tmp_path):
+    site = {"a": [float(k) for k in range(40)], "num": [k % 4 for k in range(40)]}
+    clients = fb.data.from_tables({"va": site, "bn": site}, "num", labels={"healthy": [0], "ill": [1, 2, 3]})
+    run = fb.fit(nn.Linear(*clients.data.shape, 2), clients, method=fb.methods.fedavg(epochs=1), rounds=1)
+    path = tmp_path / "stream.csv"
+    path.write_text("a,num\n1,3\n2,0.0\n3,?\n4,ill\n5,7\n")
+    stream = read_stream(path, run, label="num")
+    assert stream.y is not None
+    assert stream.y[[0, 1, 3]].tolist() == [1, 0, 1]
+    assert math.isnan(stream.y[2])
+    with pytest.raises(InputError, match="classes from 0 to 1"):
+        fb.watch(run, "va").update(stream.x, stream.y)
+
+
 def test_the_page_has_a_line_for_each_site(blobs, tmp_path):
     with pytest.raises(InputError, match="has no watch yet"):
         write_page(tmp_path)

@@ -9,7 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from fedbayes.data.dataset import Dataset
+from fedbayes.data.frames import BLANKS
 from fedbayes.data.inputs import read_inputs
+from fedbayes.data.values import canonical
 from fedbayes.errors import InputError
 from fedbayes.files import memory, reading, size_of
 from fedbayes.training.run import Run
@@ -42,14 +45,16 @@ def read_stream(source: Path, run: Run, *, label: str | None = None, time: str |
         columns[name] = [row[head.index(name)].strip() for row in rows]
     if len(rows) != len(x):
         raise InputError(f"{source} has {len(rows)} lines under its head, but {len(x)} rows")
-    y = None if label is None else np.array([_label(text, data.class_names, source) for text in columns[label]])
+    y = None if label is None else np.array([_label(text, data, source) for text in columns[label]])
     return Stream(x, y, columns[time] if time else [])
 
 
-def _label(text: str, names: tuple[str, ...], source: Path) -> float:
-    """A label by its name or number; nan where it is empty."""
-    if not text:
+def _label(text: str, data: Dataset, source: Path) -> float:
+    """A label by its name or number, or by a value of the target that the run's tables give a name; nan where blank."""
+    if text in BLANKS:
         return float("nan")
+    names, values = data.class_names, {} if data.coding is None else data.coding.labels or {}
+    text = values.get(str(canonical(np.array([text]))[0]), text)
     if text in names:
         return float(names.index(text))
     try:
