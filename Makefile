@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Passive waiting keeps a step's time steady when another process is busy on the same cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: run test fuzz test-slow test-flower lint bench docs notebooks clean
+.PHONY: run test fuzz test-slow test-flower lint bench docs notebooks wheel clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedbayes needs Python 3.11 or newer; set PYTHON=python3.11 (or newer)")'
@@ -44,6 +44,11 @@ $(BIN)/.installed-docs: $(BIN)/.installed
 
 docs: $(BIN)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The built wheel in a clean environment with the lowest and with the newest versions; downloads PyTorch twice.
+wheel:
+	.ci/wheel lowest
+	.ci/wheel newest
 
 # Some pages of the docs as notebooks: the same text, the same code.
 notebooks:
