@@ -62,12 +62,7 @@ def _dots(run: Shown) -> Drawing:
     grid = np.unique(np.geomspace(low, high, 80).round())
     least, most = exact_band(level, grid)
     bottom = min(float(share.min()), float(least.min()), level - 0.05)
-    marks = [
-        t for t in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000) if low <= t <= high
-    ]
-    axes = Axes(
-        [], ticks(max(0.0, bottom), 1.0), "judging rows of a site", "coverage", size=(490.0, 260.0), span=(0.0, 1.0)
-    )
+    axes = Axes([], ticks(max(0.0, bottom), 1.0), "judging rows of a site", "coverage", span=(0.0, 1.0))
 
     def place(n: np.ndarray) -> np.ndarray:
         return (np.log(n) - np.log(low)) / (np.log(high) - np.log(low))
@@ -75,7 +70,8 @@ def _dots(run: Shown) -> Drawing:
     x, y = axes.put(np.r_[place(grid), place(grid)[::-1]], np.r_[least, most[::-1]])
     axes.marks.append(Area(x, y, "soft", opacity=0.14))
     axes.marks.append(Line(*axes.put(np.array([0.0, 1.0]), np.array([level, level])), "soft", width=1.5, dash="4 3"))
-    _under(axes, place(np.array(marks, dtype=float)), [f"{t:g}" for t in marks])
+    marks = _round_numbers(low, high)
+    _under(axes, place(marks), [f"{t:g}" for t in marks])
     band = exact_band(level, rows)[0]
     at_x, at_y = axes.put(place(rows), share)
     for ink, chosen in ((run.ink, share >= band), ("wrong", share < band)):
@@ -84,6 +80,17 @@ def _dots(run: Shown) -> Drawing:
     hints = [f"{n}: {s:.3f} of {r:.0f} rows, size {z:.3g}" for n, s, r, z in zip(names, share, rows, size)]
     axes.marks.append(Dots(at_x, at_y, run.ink, run.number, 7, hint=hints))
     return axes.drawing(f"Coverage of {len(rows)} sites of {run.name} by their number of judging rows")
+
+
+def _round_numbers(low: float, high: float) -> np.ndarray:
+    """Marks of a logarithmic scale: the roundest numbers of which there are two at least."""
+    powers = 10.0 ** np.arange(7)
+    for digits in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)):
+        marks = np.outer(powers, digits).ravel()
+        marks = marks[(marks >= low) & (marks <= high) & (marks == marks.round())]
+        if len(marks) > 1:
+            break
+    return marks
 
 
 def _under(axes: Axes, places: np.ndarray, words: list[str]) -> None:

@@ -80,6 +80,7 @@ class Card(NamedTuple):
 
     title: str
     content: str
+    broad: bool = False  # over the whole page
 
 
 class Section(NamedTuple):

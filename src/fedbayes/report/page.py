@@ -112,7 +112,8 @@ def _piece(piece: Figure | Card | str) -> str:
         case Figure():
             return _figure(piece)
         case Card():
-            return f'<div class="card"><h3>{escape(piece.title)}</h3>{piece.content}</div>'
+            look = "card broad" if piece.broad else "card"
+            return f'<div class="{look}"><h3>{escape(piece.title)}</h3>{piece.content}</div>'
         case _:
             return piece
 

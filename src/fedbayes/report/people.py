@@ -63,7 +63,8 @@ def _sites(run: Shown) -> Card | None:
     rows.append(f"<tr><th scope=row>all</th><td>{found.all[count]:.0f}</td>{whole}{'<td></td>' * len(doubt)}</tr>")
     spread = "".join(_cell(found.spread(j)) for j, _ in shown)
     rows.append(f"<tr><th scope=row>spread</th><td></td>{spread}{'<td></td>' * len(doubt)}</tr>")
-    return Card(f"{run.name}: scores by site, on their own test rows; the worst is bold", table(head, rows, "site"))
+    title = f"{run.name}: scores by site, on their own test rows; the worst is bold"
+    return Card(title, table(head, rows, "site"), broad=True)
 
 
 def _each(run: Shown, score: str | None) -> Card | None:
