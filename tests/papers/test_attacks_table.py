@@ -29,7 +29,11 @@ ROWS = [
 
 
 def test_sentences_are_read_off_the_rows():
-    plain, best, held, *missing = attacks.findings(ROWS)
+    plain, best, held, each, *missing = attacks.findings(ROWS)
+    assert each == (
+        "FedAvg: with the best defence for each attack, the worst is noise, 1.00 points less and +0.010 of NLL under "
+        "median; the most of NLL is +0.010, by noise under median."
+    )
     assert held == (
         "FedAvg: attacks, of 2, that cost less than one point and .05 of NLL: plain 1, median 0, bounded 1."
     )
@@ -45,6 +49,14 @@ def test_sentences_are_read_off_the_rows():
         "91.00 % under mimic (2.00 points less), NLL 0.260 under noise (+0.010); "
         "without attackers it costs 2.00 points of accuracy."
     )
+
+
+def test_a_defence_that_met_some_attacks_only_is_not_called_the_best():
+    rows = [r for r in ROWS if (r["row"], r["column"]) != ("bounded", "noise")]
+    _, best, held, each, *_ = attacks.findings(rows)
+    assert "the best under its worst attack is median" in best
+    assert "bounded" not in held
+    assert "under median" in each
 
 
 def test_the_heat_map_has_every_number():

@@ -172,13 +172,18 @@ def by_group(rows: Sequence[Row]) -> dict[str, dict[tuple[str, str], dict[str, f
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """For each group: how plain pooling falls, the defence that loses least under its worst attack, and its price."""
+    """For each group: how plain pooling falls, the defence that loses least under its worst attack, and its price.
+
+    A defence that was not tried under every attack is compared where it was.
+    """
     lines = []
     for group, figures in by_group(rows).items():
-        defences = [row for row, column in figures if column == NONE and _attacked(figures, row)]
-        if PLAIN not in defences:
+        tried = [row for row, column in figures if column == NONE and _attacked(figures, row)]
+        if PLAIN not in tried:
             continue
         lines.append(f"{group}: {_told(figures, PLAIN)}.")
+        attacks = max(len(_attacked(figures, row)) for row in tried)
+        defences = [row for row in tried if len(_attacked(figures, row)) == attacks]
         robust = [row for row in defences if row != PLAIN]
         if robust:
             best = max(robust, key=lambda row: min(f["accuracy"] for f in _attacked(figures, row).values()))
@@ -188,8 +193,10 @@ def findings(rows: Sequence[Row]) -> list[str]:
             )  # fmt: skip
             lines.append(f"{group}: the best under its worst attack is {_told(figures, best)}; {price}.")
         counts = ", ".join(f"{row} {_held(figures, row)}" for row in defences)
-        attacks = max(len(_attacked(figures, row)) for row in defences)
         lines.append(f"{group}: attacks, of {attacks}, that cost less than one point and .05 of NLL: {counts}.")
+        several = [row for row in tried if row != PLAIN]
+        if len(several) > 1:
+            lines.append(f"{group}: with the best defence for each attack, {_each(figures, several)}.")
     return [*lines, *missing(rows)]
 
 
@@ -214,6 +221,23 @@ def _held(figures: Figures, row: str) -> int:
 
 def _attacked(figures: Figures, row: str) -> dict[str, Mapping[str, float]]:
     return {column: f for (name, column), f in figures.items() if name == row and column != NONE}
+
+
+def _each(figures: Figures, defences: Sequence[str]) -> str:
+    """The attack that costs most where each meets the defence that loses least by it, in words."""
+    losses: dict[str, tuple[float, float, str]] = {}
+    for row in defences:
+        before = figures[row, NONE]
+        for column, f in _attacked(figures, row).items():
+            loss = before["accuracy"] - f["accuracy"], f["nll"] - before["nll"], row
+            losses[column] = min(losses.get(column, loss), loss)
+    worst = max(losses, key=lambda column: losses[column][0])
+    gap, more, row = losses[worst]
+    far = max(losses, key=lambda column: losses[column][1])
+    return (
+        f"the worst is {worst}, {100 * gap:.2f} points less and {more:+.3f} of NLL under {row}; "
+        f"the most of NLL is {losses[far][1]:+.3f}, by {far} under {losses[far][2]}"
+    )
 
 
 def _told(figures: Figures, row: str) -> str:
