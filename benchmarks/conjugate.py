@@ -100,9 +100,10 @@ def main() -> None:
     parser.add_argument("--designs", choices=DESIGNS, action="append", help="both kinds by default")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--output", type=Path, default=Path("docs/results/conjugate.json"))
+    parser.add_argument("--commit", help="of the code, where there is no repository")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    figures = Figures(given.output, "cpu", keep=True)
+    figures = Figures(given.output, "cpu", given.commit, keep=True)
     designs = [(kind, name, d) for kind in given.designs or DESIGNS for name, d in DESIGNS[kind].items()]
     for rows in given.rows or (20, 600, 100, 5000):
         for kind, name, design in designs:

@@ -96,9 +96,10 @@ def main() -> None:
     parser.add_argument("--method", action="append", choices=METHODS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--output", type=Path, default=Path("docs/results/initial.json"))
+    parser.add_argument("--commit", help="of the code, where there is no repository")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    figures = Figures(given.output, "cpu", keep=True)
+    figures = Figures(given.output, "cpu", given.commit, keep=True)
     for name in [given.only] if given.only else SCENES:
         scene_figures(figures, name, given.method or list(METHODS), given.rounds)
 

@@ -143,12 +143,18 @@ def test_pvi_is_one_setting_of_it() -> None:
 
 
 def test_the_journal_has_residuals_and_the_distance_of_clients() -> None:
-    method = fb.methods.bayes_admm(epochs=1, batch=20)
+    method = fb.methods.bayes_admm(epochs=1, batch=20, gamma=0.5)
     run = fit(nn.Linear(2, 1), from_clients(sites(), kind="real"), method=method, rounds=2)
     for record in run.journal:
         assert {"kl", "negative_curvature", "primal_residual"} <= record["train"].keys()
         assert record["dual_residual"] > 0
         assert record["sites_apart"] > 0
+
+
+def test_by_default_the_mean_of_clients_is_the_product_of_their_sites() -> None:
+    run = fit(nn.Linear(2, 1), from_clients(sites(), kind="real"), method="bayes_admm", rounds=3)
+    assert max(record["sites_apart"] for record in run.journal) < 1e-5
+    assert all(record["floored"] == 0 for record in run.journal)
 
 
 def test_what_it_is_can_not_be_chosen() -> None:

@@ -111,10 +111,42 @@ def test_draws_of_opposite_noise_leave_the_curvature_of_a_quadratic() -> None:
     torch.testing.assert_close(got["precision"], torch.full((2,), 1 + 10 / 3, dtype=torch.float64), rtol=1e-9, atol=0)
 
 
-def test_the_first_gradient_is_taken_at_a_scale_that_says_nothing_and_moves_no_mean() -> None:
-    noise = torch.tensor([0.3, -2.0], dtype=torch.float64)
-    got = stepped({"kl_weight": 0.1, "prior_scale": 1.0}, noise, 5.0, draws=2, opposite=True, implicit=True)
-    assert torch.equal(got["mean"], torch.zeros(2, dtype=torch.float64))
+def test_a_curvature_that_is_not_known_counts_as_the_least_and_no_first_scale_matters() -> None:
+    """Scales begin as narrow as steps take the loss for curved: noise must not drown what means are to learn."""
+    noise, options = torch.tensor([0.3, -0.3], dtype=torch.float64), {"kl_weight": 0.1, "prior_scale": 1.0}
+    wide, narrow = (
+        stepped({**options, "least_curvature": 2.0}, noise, scale, draws=2, opposite=True, implicit=True)
+        for scale in (5.0, 0.01)
+    )
+    for name in ("mean", "precision"):
+        assert torch.equal(wide[name], narrow[name])
+    want = torch.full(
+        (2,), (1 + 2 / 0.1) / 2 + (1 + 0.09 / 0.3) / 2, dtype=torch.float64
+    )  # the first, and what is seen
+    torch.testing.assert_close(wide["precision"], want, rtol=1e-9, atol=0)
+
+
+def test_one_draw_tells_the_curvature_by_what_it_did_to_the_gradient() -> None:
+    """A running mean of gradients is taken off: at a mean far from the best the estimate is that of a quadratic."""
+    x, y = torch.ones(2, 1, dtype=torch.float64), torch.full((2, 1), 50.0, dtype=torch.float64)
+    model = Model.of(nn.Linear(1, 1, bias=False).double(), normal(1.0), parts={"model": ["*"]})
+    step = IvonStep(model, plan(model, "model", x, "weight"), 1, kl="constant", prior="fixed", curvature="average")
+    start = Gaussian(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    given = {
+        **OPTIONS,
+        "lr": 0.0,
+        "kl_weight": 0.1,
+        "prior_scale": 1.0,
+        "curvature_memory": 1.0,
+        "least_curvature": 1.0,
+    }
+    numbers = {name: torch.tensor(v, dtype=torch.float64) for name, v in given.items()}
+    whole = torch.tensor(1)
+    info = Info({"model": start}, numbers, whole * 0, whole * 2, (whole,))
+    state, z = ivon(step, 2).start({}, info), torch.ones(1, dtype=torch.float64)
+    for at in range(40):  # as many draws of one sign as of the other
+        state = step(state, Batch(x, y, None, whole * at), Tape(z * (-1) ** at), info)
+    assert 10 < float(state.vectors["precision"]) < 12.5  # exactly 1 + 1 / .1; gradients are 50, a hundred times that
 
 
 @pytest.mark.parametrize("prior_scale", [1e-4, 1.0, 100.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,14 +12,14 @@ from fedbayes.clients.client import Batch, Client, Info, Learner, Own, Phase, Up
 from fedbayes.clients.private_rows import private_gradients
 from fedbayes.clients.variational import KL_WEIGHTS, TILT, Expectation, prior_of
 from fedbayes.model.chain import Chain
-from fedbayes.model.estimators import Plan
+from fedbayes.model.estimators import ESTIMATORS, Plan
 from fedbayes.model.gradient import gradients
 from fedbayes.model.model import Model
 from fedbayes.noise import Tape
 from fedbayes.posterior.values import Gaussian, Parts, Point
 
+BEGINNING = 4  # rounds that the first curvature counts as: means are to learn before scales widen
 FARTHEST = 1.0  # how far a precision may go in a step, in terms of itself: it ends between .5 and 2.5 of what it was
-FEW = 0.1  # the share of a step's curvature above which the average is of so few steps that it has just begun
 
 # How the relative move x of a precision is made: its factor.
 CURVATURES: dict[str, str] = {
@@ -45,13 +45,17 @@ class IvonStep:
       mean     -= lr (gbar + (mean - m_0) / (N s_0^2)) / max(precision / N, least_curvature)
     with gbar the gradient's debiased running mean. |x| is at most 1. Any estimator of the expected loss serves; by
     weight sampling it is the paper's. A step is at most `clip_step` for each weight, before lr.
-    With beta2 = 0 the curvature is averaged over `curvature_memory` rounds, at first over all steps so far; in the very
-    first steps the data count as no less than nothing, so that where scales began is forgotten at once.
+    With beta2 = 0 the curvature is averaged over `curvature_memory` rounds, at first over all so far, and `initial` is
+    not read. A curvature of which nothing is known yet counts as `least_curvature`, in steps and in scales, or as what
+    the first step saw if that is more; this counts as `BEGINNING` rounds of the average. So scales begin narrow and
+    widen as means learn: where weights are more than rows, scales that the data allow an untrained network drown its
+    gradients in noise, and it never leaves the prior.
     `implicit`: the prior is followed to where it balances the gradient's step, however narrow it is,
       mean     -= lr (gbar + p (mean - m_0)) / (c + lr p)
-    with p = 1 / (N s_0^2) and c = max(precision / N - p, least_curvature).
+    with p = 1 / (N s_0^2) and c = max(what the data have of precision / N, least_curvature).
     `opposite`: draws come in pairs of opposite noise, by which gradients at the mean drop out of the curvature: what
-    is left of its error does not grow with the number of rows.
+    is left of its error does not grow with the number of rows. Where one draw is made, a running mean of gradients is
+    taken off instead.
     `private`: a row's gradients in mean and scale are shortened together, and what follows is made of their noisy sums.
     Scalar options: `lr`, `kl_weight`, `prior_scale`, `beta1`, `beta2`, `curvature_memory`, `least_curvature`,
     `clip_step`.
@@ -73,7 +77,11 @@ class IvonStep:
     chain: Chain | None = None
 
     def __call__(self, state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
-        mean, precision = state.vectors["mean"], state.vectors["precision"]
+        options, weight = info.options, KL_WEIGHTS[self.kl](b, info)
+        mean = state.vectors["mean"]
+        pull, held, least = self._held(mean, info)
+        begins = self._begins(state, info)
+        precision = torch.where(begins, least + options["least_curvature"] / weight, state.vectors["precision"])
         vectors = {"mean": mean, "scale": precision.rsqrt(), **{part: state.vectors[part] for part in self.points}}
         frozen = self.model.frozen_in(info.constants)
         if self.private:
@@ -82,23 +90,23 @@ class IvonStep:
             g = private_gradients(rows, vectors, b, tape, info, self.expectation.normals)
         else:
             g, (static, nll) = gradients(self.expectation.nll, vectors, state.static, b, tape, frozen)
-        options, weight = info.options, KL_WEIGHTS[self.kl](b, info)
-        pull, held, least = self._held(mean, info)
-        seen = g["mean"].square() / weight if self.curvature == "squared" else g["scale"] / vectors["scale"]
-        share = self._share(b, info)
-        after = self._followed(precision, least, seen / weight, share)
-        # A gradient under scales that are not known yet moves nothing: the very first one was taken at `initial`.
-        known = 1 - share if self.implicit and not self.remembers else 1.0
+        if self.curvature == "squared":
+            seen = g["mean"].square() / weight
+        else:
+            seen = self._slope(g, state, info) / vectors["scale"]
+        after = self._followed(precision, least + seen / weight, self._share(b, info))
+        after = torch.where(begins, torch.maximum(after, least + seen / weight), after)
         count, beta = state.optimiser["count"] + 1, options["beta1"]
-        first = {n: beta * v + (1 - beta) * known * g[n] for n, v in state.optimiser["first"].items()}
+        first = {n: beta * v + (1 - beta) * g[n] for n, v in state.optimiser["first"].items()}
         whole = -torch.expm1(count * beta.log())  # 1 - beta1^count
         rate = falling_rate(b, info, self.epochs) if self.falling else options["lr"]
         stiff = weight * held.clamp(min=0) if self.implicit else 0.0
-        curvature = torch.maximum(weight * after - stiff, options["least_curvature"]) + rate * stiff
+        known = weight * (after - least) if self.implicit else weight * after
+        curvature = torch.maximum(known, options["least_curvature"]) + rate * stiff
         move = (first["mean"] / whole + weight * pull) / curvature
         if self.clips:
             move = torch.minimum(torch.maximum(move, -options["clip_step"]), options["clip_step"])
-        moved = {"mean": mean - rate * known * move, "precision": after}
+        moved = {"mean": mean - rate * move, "precision": after}
         moved |= {part: state.vectors[part] - rate * first[part] / whole for part in self.points}
         return Learner(moved, static, {"first": first, "count": count}, state.loss + nll, state.steps + 1)
 
@@ -116,14 +124,28 @@ class IvonStep:
         """What the posterior is held near, before any tilt."""
         return prior_of(self.prior, info)
 
-    def _followed(self, precision: Tensor, least: Tensor, data: Tensor, share: Tensor) -> Tensor:
-        """The precision after a step that saw so much of the data's."""
-        x = share * ((least + data) / precision - 1)
-        after = precision * FACTORS[self.curvature](x.clamp(-FARTHEST, FARTHEST))
-        if not self.implicit or self.remembers:
-            return after
-        begun = torch.lerp(precision, least + data.clamp(min=0), share)
-        return torch.where((share > FEW) & (least > 0), begun, after)
+    def _slope(self, g: Mapping[str, Tensor], state: Learner, info: Info) -> Tensor:
+        """The slope in the scales. Of one draw z, z times the running mean of gradients is taken off: its mean is 0,
+        and what the draw did to the gradient is left."""
+        one = self.draws == 1 and self.estimation.estimate is ESTIMATORS["weight"]
+        if not one or self.private or self.remembers:
+            return g["scale"]
+        count, beta = state.optimiser["count"].clamp(min=1), info.options["beta1"]
+        mean = state.optimiser["first"]["mean"] / -torch.expm1(count * beta.log())  # 0 before the first step
+        z = torch.where(g["mean"] == 0, 0.0, g["scale"] / g["mean"])
+        return g["scale"] - z * mean
+
+    def _followed(self, precision: Tensor, seen: Tensor, share: Tensor) -> Tensor:
+        """The precision after a step that saw another."""
+        x = share * (seen / precision - 1)
+        return precision * FACTORS[self.curvature](x.clamp(-FARTHEST, FARTHEST))
+
+    def _begins(self, state: Learner, info: Info) -> Tensor:
+        """Where nothing is known of a curvature yet: at the first step of a run, or of a client without a factor."""
+        if self.remembers:
+            return torch.zeros_like(state.steps, dtype=torch.bool)
+        fresh = info.constants[TILT].precision == 0 if TILT in info.constants else info.round == 0
+        return fresh & (state.steps == 0)
 
     def _held(self, mean: Tensor, info: Info) -> tuple[Tensor, Tensor, Tensor]:
         """The slope of the negative log prior at a mean, its curvature there, and the precision that scales are held
@@ -134,14 +156,14 @@ class IvonStep:
             return precision * (mean - q.mean), precision, precision
         tilt = info.constants[TILT]
         held = precision - tilt.held
-        return held * (mean - q.mean) + tilt.pull, held, precision - tilt.precision
+        return held * (mean - q.mean) + tilt.pull, held, precision - tilt.precision + tilt.others
 
     def _share(self, b: Batch, info: Info) -> Tensor:
         """The share of a step's curvature in the average: 1 - beta2."""
         if self.remembers:
             return 1 - info.options["beta2"]
         steps = self.epochs * info.batches[0]
-        so_far = torch.minimum(info.round * steps + b.step, 2 * info.options["curvature_memory"] * steps)
+        so_far = torch.minimum((info.round + BEGINNING) * steps + b.step, 2 * info.options["curvature_memory"] * steps)
         return 2 / (so_far.to(info.options["lr"].dtype) + 2)
 
 

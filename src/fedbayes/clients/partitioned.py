@@ -29,7 +29,7 @@ class State(NamedTuple):
 FIRST = "first"  # among the constants: where training starts in round 0
 
 
-def partitioned(inner: Client, *, tilts: bool = False) -> Client:
+def partitioned(inner: Client, *, tilts: bool = False, begins: bool = False) -> Client:
     """From q / t_k^(1 / rho) as prior find q_k, send the damped change, keep the new factor.
 
     upload = q_k^damping * q^(1 - damping),  t_k <- t_k * (upload / q)^rho,  in natural parameters; the server
@@ -40,9 +40,15 @@ def partitioned(inner: Client, *, tilts: bool = False) -> Client:
     meets a precision that it must floor, and the prior times all factors is its posterior after every round. Factors
     are float64: a cavity may be a millionth of the posterior's precision.
     `tilts`: the inner client's prior is q, and the factor that divides it is told as a tilt; else it is the cavity as a
-    Gaussian, which needs a positive precision.
+    Gaussian, which needs a positive precision. Means are then held by a part of q's precision, one for each time that
+    the server adds what its clients have changed on average, and not by the whole cavity; where a mean stays, the two
+    come to the same. In means, the product of sites is so reached by Douglas and Rachford's splitting, with damping as
+    its relaxation: it settles for any convex losses. With cavities it is Jacobi's iteration, by diagonals alone, which
+    leaves for good where many weights are correlated, as those of a network.
+    `begins`: in the first round others are taken to add as much precision as this client begins with; else scales would
+    be as wide as the few rows of one client allow.
     In a private run the change is shortened before the factor takes it: both hold the same.
-    Scalar options: `rho`, `damping`, `prior_scale`, `cohort`, `private_clip`.
+    Scalar options: `rho`, `alpha`, `damping`, `prior_scale`, `cohort`, `private_clip`, `least_curvature`, `kl_weight`.
     """
 
     def start(own: Own, info: Info) -> State:
@@ -52,7 +58,10 @@ def partitioned(inner: Client, *, tilts: bool = False) -> Client:
         begun = inner.start(own, info._replace(broadcast={**info.broadcast, "model": at}))
         least = LEAST * info.options["prior_scale"].double() ** -2
         if tilts:
-            return State(begun, tilt_of(q, factor, info.options["rho"].double(), least), factor)
+            held = tilt_of(q, factor, info.options["rho"].double(), least, times_counted(info))
+            if begins:
+                held = held._replace(others=torch.where(fresh, others_alike(info), held.others))
+            return State(begun, held, factor)
         return State(begun, without(q, factor, least), factor)
 
     def stepping(phase: Phase) -> Phase:
@@ -65,9 +74,13 @@ def partitioned(inner: Client, *, tilts: bool = False) -> Client:
         done = inner.finish(state.inner, seen(state.held, info))
         q, options = _gaussian(info.broadcast), info.options
         rho = options["rho"].double()
-        fall = FALL / (options["cohort"].double() * rho.clamp(min=1))
+        fall = FALL / times_counted(info)
         fitted = _gaussian(done.parts)
-        upload = towards(q, fitted, options["damping"].double(), fall)
+        if tilts:
+            least = LEAST * options["prior_scale"].double() ** -2
+            fitted = less_precise(fitted, state.held.others, least)
+        apart = (state.held.precision - state.held.held).double().clamp(max=0) if tilts else 0.0
+        upload = towards(q, fitted, options["damping"].double(), fall, apart)
         if PRIVATE_CLIP in options:
             upload = shortened(q, upload, WITHIN * options[PRIVATE_CLIP].double())
         # The factor takes the change as it is sent, rounded as the rule does: it is what the server adds.
@@ -90,11 +103,11 @@ def seen(held: Gaussian | Tilt, info: Info) -> Info:
     return info._replace(broadcast={**info.broadcast, "model": held})
 
 
-def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor, least: Tensor) -> Tilt:
+def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor, least: Tensor, counted: Tensor) -> Tilt:
     """What q / factor^(1 / rho) has in its negative logarithm beside that of q, about q's mean.
 
     With rho >= 1 no less precision than `least` is left, as in `without`; below, the likelihood has what is missing for
-    scales, and means are held by q / factor.
+    scales, and means are held by q / factor. They are held by no more than q's precision over `counted`.
     """
     precision, dtype = factor["precision"] / rho, q.mean.dtype
     pull = factor["shift"] / rho - precision * q.mean.double()
@@ -102,7 +115,26 @@ def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor, least: Tensor) 
     unknown = (precision > most) & (rho >= 1)
     pull, precision = torch.where(unknown, 0.0, pull), torch.where(unknown, most, precision)
     held = torch.where((precision > 0) & (rho < 1), rho * precision, precision)
-    return Tilt(pull.to(dtype), precision.to(dtype), held.to(dtype))
+    held = torch.maximum(held, (1 - 1 / counted) * q.scale.double().square().reciprocal())
+    return Tilt(*(t.to(dtype) for t in (pull, precision, held, torch.zeros_like(held))))
+
+
+def times_counted(info: Info) -> Tensor:
+    """How often the server adds the mean change of its clients: C times where it has the product of sites."""
+    rho, alpha, cohort = (info.options[name].double() for name in ("rho", "alpha", "cohort"))
+    return (1 - alpha + alpha * rho * cohort).clamp(min=1)
+
+
+def others_alike(info: Info) -> Tensor:
+    """The precision that other clients add, if they begin as this one does."""
+    rows = info.n / info.options["kl_weight"]
+    return ((times_counted(info) - 1) * rows * info.options["least_curvature"]).to(rows.dtype)
+
+
+def less_precise(q: Gaussian, precision: Tensor, least: Tensor) -> Gaussian:
+    """q without a precision of others about its own mean."""
+    left = torch.maximum(q.scale.double().square().reciprocal() - precision.double(), least)
+    return Gaussian(q.mean, left.rsqrt().to(q.mean.dtype), q.layout)
 
 
 def without(q: Gaussian, factor: dict[str, Tensor], least: Tensor) -> Gaussian:
@@ -116,14 +148,17 @@ def without(q: Gaussian, factor: dict[str, Tensor], least: Tensor) -> Gaussian:
     return Gaussian(mean.to(q.mean.dtype), precision.rsqrt().to(q.mean.dtype), q.layout)
 
 
-def towards(q: Gaussian, fitted: Gaussian, damping: Tensor, fall: Tensor) -> Gaussian:
-    """q * (fitted / q)^c with c = damping, or less where more than `fall` of q's precision would go."""
+def towards(q: Gaussian, fitted: Gaussian, damping: Tensor, fall: Tensor, apart: Tensor | float = 0.0) -> Gaussian:
+    """q * (fitted / q)^c with c = damping, or less where more than `fall` of q's precision would go.
+
+    `apart` is how much more precision the mean was found under than the scale.
+    """
     old, new = (value.scale.double().square().reciprocal() for value in (q, fitted))
     loss = (damping * (old - new)).clamp(min=0)
     part = damping * torch.where(loss > fall * old, fall * old / loss, 1.0)
     precision = old + part * (new - old)
     # From q's own mean: the difference of two large products would lose small moves.
-    mean = q.mean.double() + part * new * (fitted.mean.double() - q.mean.double()) / precision
+    mean = q.mean.double() + part * (new + apart) * (fitted.mean.double() - q.mean.double()) / precision
     return Gaussian(mean.to(q.mean.dtype), precision.rsqrt().to(q.mean.dtype), q.layout)
 
 

@@ -51,13 +51,14 @@ class Tilt(NamedTuple):
     """What is added to the negative log prior about its mean m:  pull . (theta - m) - precision / 2 . (theta - m)^2.
 
     What is left of the prior's precision may be negative: the likelihood has the rest. It has it for each weight alone,
-    not along axes in which correlated weights are hardly known; so means lose only `held`, which is no more than
-    `precision`. Where a mean stays at m the two come to the same.
+    not along axes in which correlated weights are hardly known; so means lose `held`, and not `precision`. Where a mean
+    stays at m the two come to the same.
     """
 
     pull: Tensor
     precision: Tensor
     held: Tensor
+    others: Tensor  # precision of what scales are held by, beyond the prior
 
 
 class Expectation(NamedTuple):

@@ -33,8 +33,7 @@ class Partitioned(Variational):
     train_draws: int = with_default(Variational, "train_draws", default=2)
     kl: str = with_default(Variational, "kl", default="1/n")
     lr_within: str = with_default(Schedule, "lr_within", default="falling")
-    # Sites are averages over rounds themselves.
-    curvature_memory: float = with_default(Newton, "curvature_memory", default=1.0)
+    lr: float = with_default(Descent, "lr", default=0.2)
 
     def check(self) -> None:
         super().check()
@@ -52,7 +51,9 @@ class Partitioned(Variational):
         assert isinstance(first, Gaussian)
         prior = Gaussian(torch.zeros_like(first.mean), torch.full_like(first.mean, self.prior_scale), first.layout)
         inner = self.inner(setting, program)
-        client = partitioned(inner, tilts=self.optimiser == IVON or bool(stages))
+        by_curvature = self.optimiser == IVON
+        begins = by_curvature and self.beta2 == 0
+        client = partitioned(inner, tilts=by_curvature or bool(stages), begins=begins)
         told = {"cohort": float(setting.cohort), **scalars}
         return program._replace(
             client=client,
@@ -74,17 +75,18 @@ FIXED = dict.fromkeys(
 class PVI(Partitioned):
     """Partitioned variational inference: clients keep a factor of the posterior, and send its change (Bui, 2018).
 
-    The prior N(0, prior_scale^2) is the first broadcast; training starts from the network's own weights with scale
-    `initial`. `damping` is about 1 / clients where they are alike.
+    The prior N(0, prior_scale^2) is the first broadcast; training starts from the network's own weights. With ivon each
+    client holds its mean by its part of the posterior's precision, and any `damping` below 1 settles; with gradient
+    steps it is about 1 / clients where they are alike.
     """
 
     name: ClassVar[str] = "pvi"
     fixed: ClassVar[Mapping[str, str]] = FIXED
     kl_weight: float = with_default(Variational, "kl_weight", default=1.0)
-    damping: float = option("share of a client's change that is made", up_to_one, default=0.5, kind="scalar")
+    damping: float = option("share of a client's change that is made", up_to_one, default=0.8, kind="scalar")
 
     def compose(self, setting: Setting) -> Program:
-        return self.factored(setting, {"rho": 1.0})
+        return self.factored(setting, {"rho": 1.0, "alpha": 1.0})
 
 
 @record
@@ -93,7 +95,8 @@ class BayesADMM(Partitioned):
 
     Client k finds q_k by  E_q[rows / temperature * loss] + rho * KL(q || q_g / t_k^(1 / rho)),  and its site becomes
     t_k * (q_k / q_g)^(rho * gamma). The server has  (1 - alpha) mean_k eta_k + alpha (eta_prior + sum of all sites)  in
-    natural parameters. rho = alpha = temperature = 1 is `pvi` with damping gamma.
+    natural parameters. rho = alpha = temperature = 1 is `pvi` with damping gamma. By default rho is 1 / clients and
+    gamma 1: clients pull as much as the posterior counts, and where all take part both parts of the server agree.
     """
 
     name: ClassVar[str] = "bayes_admm"
@@ -103,9 +106,10 @@ class BayesADMM(Partitioned):
         "kl_weight": "it is temperature * rho",
     }
     kl_weight: float = with_default(Variational, "kl_weight", default=1.0)
-    prior_scale: float = with_default(Variational, "prior_scale", default=0.3)
-    rho: float = option("strength of the pull to the server's posterior", positive, default=1.0, kind="scalar")
-    gamma: float = option("share of a client's change that its site takes", up_to_one, default=0.2, kind="scalar")
+    rho: float | None = option(
+        "strength of the pull to the server's posterior; None: 1 / clients", positive, default=None, kind="server"
+    )
+    gamma: float = option("share of a client's change that its site takes", up_to_one, default=1.0, kind="scalar")
     alpha: float | None = option(
         "share of the product of sites in the server's posterior; None: 1 / (1 + clients * rho)",
         up_to_one,
@@ -115,9 +119,10 @@ class BayesADMM(Partitioned):
     temperature: float = option("of the posterior: rows count 1 / temperature", positive, default=1.0, kind="scalar")
 
     def compose(self, setting: Setting) -> Program:
-        alpha = 1 / (1 + setting.clients * self.rho) if self.alpha is None else self.alpha
-        stages = (mixed_sites(rho=self.rho, damping=self.gamma, alpha=alpha, prior_scale=self.prior_scale),)
-        scalars = {"rho": self.rho, "damping": self.gamma, "kl_weight": self.temperature * self.rho}
+        rho = 1 / setting.clients if self.rho is None else self.rho
+        alpha = 1 / (1 + setting.clients * rho) if self.alpha is None else self.alpha
+        stages = (mixed_sites(rho=rho, damping=self.gamma, alpha=alpha, prior_scale=self.prior_scale),)
+        scalars = {"rho": rho, "alpha": alpha, "damping": self.gamma, "kl_weight": self.temperature * rho}
         return self.factored(setting, scalars, stages)
 
 
@@ -134,7 +139,11 @@ class FedLapCov(BayesADMM):
         **dict.fromkeys((*options_of(Newton), "train_draws", "estimator"), "its clients train points"),
         **dict.fromkeys(("lr_drop", "lr_drop_every"), "its step size is constant, or falls in a line"),
     }
+    lr: float = with_default(Descent, "lr", default=0.05)
     optimiser: str = with_default(Descent, "optimiser", default="sgd")
+    prior_scale: float = with_default(Variational, "prior_scale", default=0.3)
+    rho: float | None = with_default(BayesADMM, "rho", default=1.0)
+    gamma: float = with_default(BayesADMM, "gamma", default=0.2)
     probe: int = option("rows in a projection of the curvature", at_least_one, default=8)
 
     def check(self) -> None:

@@ -64,12 +64,19 @@ class BySite(nn.Module):
         return shifted + self.slope(products)
 
 
-def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (50, 50), start: str = "torch") -> nn.Module:
-    """Fully connected, ReLU; 784-50-50-10 is FedUAB's for MNIST (42,310 weights)."""
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+
+
+def mlp(
+    shape: Shape, outputs: int, hidden: Sequence[int] = (50, 50), start: str = "torch", activation: str = "relu"
+) -> nn.Module:
+    """Fully connected, ReLU, sigmoid or tanh; 784-50-50-10 is FedUAB's for MNIST (42,310 weights)."""
+    if activation not in ACTIVATIONS:
+        raise unknown("activation", activation, ACTIVATIONS)
     sizes = [prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in pairwise(sizes):
-        layers += [nn.Linear(a, b), nn.ReLU()]
+        layers += [nn.Linear(a, b), ACTIVATIONS[activation]()]
     return _started(nn.Sequential(*layers, nn.Linear(sizes[-1], outputs)), start, "mlp")
 
 
