@@ -194,7 +194,7 @@ class Machines:
         base = {"data": f"{name}.mine:data", "network": f"{name}.mine:network", "clients": 3, "seed": 3}
         few = {"test_draws": 2}
         each = {m: few for m in table.get("methods", ()) if m != "fedppd"}  # whose student is a point
-        options = {"options": {"epochs": 1, **(each or few)}}
+        options = {"options": {"epochs": 1, **(each or few), **table.get("options", {})}}
         (self.folder / "experiment.toml").write_text(toml.dumps({**base, **table, **options}))
 
     def train(self, output: str, more: str = "") -> Run:

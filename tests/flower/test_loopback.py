@@ -101,6 +101,23 @@ def test_nodes_calibrate_and_watch_what_was_trained(machines: Machines) -> None:
         assert [(s.site, s.rows) for s in states] == [(k, seen) for k in "012"]
 
 
+def test_private_rounds_under_masks_tell_of_nobody_and_are_accounted_for(machines: Machines) -> None:
+    pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
+    private = {"private": "clients", "noise_multiplier": 2.0, "private_clip": 0.5, "delta": 1e-5}
+    wait = {"min_clients": 3, "timeout": 600}
+    for name, secure in (("clear", False), ("masked", True)):
+        machines.experiment(
+            method="fedavg", rounds=2, options={"weighting": "equal"}, flower={**wait, "secure": secure}, **private
+        )
+        made = fb.load(machines.complete(f"runs/private-{name}"))
+        check(made.posterior)
+        assert made.epsilon == pytest.approx(near(machines, f"runs/private-{name}")["fedavg"].epsilon)
+        assert len({record["release"] for record in made.journal}) == 2
+        for record in made.journal:
+            assert not {"took_part", "client_seconds", "influence"} & {*record}
+            assert record["left_out"] == {} == record["train"]
+
+
 def test_a_round_of_each_method_is_that_of_the_loop_engine(machines: Machines) -> None:
     machines.experiment(methods=METHODS, rounds=1, flower={"min_clients": 3, "timeout": 600})
     folder = machines.complete("runs/methods")

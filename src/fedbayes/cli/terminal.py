@@ -130,7 +130,8 @@ def closing_table(runs: Iterable[RunFiles], width: int = 80) -> Table:
     columns = [_column(runs, noise, name) for name in names]
     for at, run in enumerate(runs):
         cells = [column[at] for column in columns]
-        table.add_row(run.name, *cells, str(len(run.records)), f"{run.seconds - run.start:.1f}")
+        taken = f"{run.seconds - run.start:.1f}" if run.seconds else "-"  # a private journal does not tell them
+        table.add_row(run.name, *cells, str(len(run.records)), taken)
     started = [f"{run.name} {run.start:.1f}" for run in runs if run.start >= STARTED]
     if started:
         table.caption, table.caption_justify = f"start-up is not in the seconds: {', '.join(started[:SHOWN])}", "left"

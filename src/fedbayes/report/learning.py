@@ -56,7 +56,8 @@ def costs(m: Material) -> Section | None:
             rows, values = np.array([i for i, _ in at], int), np.array([v for _, v in at])
             seconds = np.cumsum([float(r.get("seconds", 0)) for r in run.files.records]) - run.files.start
             by_bytes.append(run.curve(sent(run)[rows], values))
-            by_time.append(run.curve(seconds[rows], values))
+            if run.files.seconds:  # a private journal does not tell them
+                by_time.append(run.curve(seconds[rows], values))
         title, better = CURVES[score][0], "up" if "↑" in TITLES[score] else "down"
         for name, lines, label in (("bytes", by_bytes, "MB sent"), ("time", by_time, "seconds")):
             chart = line_chart(title, lines, label, TITLES[score])
@@ -90,15 +91,15 @@ def _table(runs: list[Shown]) -> str:
         records = run.files.records
         up, down = (sum(r.get(f"bytes_{way}", 0) for r in records) for way in ("up", "down"))
         took = sum(r.get("cohort", 0) for r in records)
+        seconds, start = run.files.seconds, run.files.start
+        times = f"{seconds:.1f}", f"{start:.1f}", f"{(seconds - start) / len(records):.3f}"
         cells = (
             f"{len(records)}",
             f"{took / len(records):.3g}",
             f"{up / 1e6:.2f}",
             f"{down / 1e6:.2f}",
             f"{up / took / 1e3:.1f}" if took else "",
-            f"{run.files.seconds:.1f}",
-            f"{run.files.start:.1f}",
-            f"{(run.files.seconds - run.files.start) / len(records):.3f}",
+            *(times if seconds else ("", "", "")),
         )
         cells_text = "".join(f"<td>{cell}</td>" for cell in cells)
         rows.append(f'<tr class="r{run.number}"><th scope=row>{key(run)}</th>{cells_text}</tr>')

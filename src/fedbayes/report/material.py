@@ -252,7 +252,8 @@ def _lacking(run: Shown) -> list[str]:
         )
     else:
         wanted = [*PARTS] if "probs" in arrays else ["aleatoric", "epistemic"]
-        lacks = [name for name in [*wanted, "client_scores", "client_sizes"] if name not in arrays]
+        each = [] if files.experiment.private else ["client_scores", "client_sizes"]  # a private run tells of nobody
+        lacks = [name for name in [*wanted, *each] if name not in arrays]
         if lacks:
             notes.append(f"{run.name}: evaluation.npz has no {', '.join(lacks)} (an earlier version wrote it).")
     if not run.ood and kind_of(arrays) == "classes":

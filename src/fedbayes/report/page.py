@@ -59,8 +59,8 @@ def page(material: Material, title: str) -> str:
         '</head>\n<body>\n<a class="skip" href="#scores">Skip to the scores</a>\n'
         f"<header><h1>{escape(title)}</h1>{what_was_run(material)}</header>\n"
         f"{_controls(material)}\n<nav aria-label=Sections>{links}</nav>\n"
-        f"<main>\n{''.join(map(_section, sections))}</main>\n"
-        f"{missing(material)}<footer>fedbayes {escape(__version__)}</footer>\n</body>\n</html>\n"
+        f"<main>\n{''.join(map(_section, sections))}{missing(material)}</main>\n"
+        f"<footer>fedbayes {escape(__version__)}</footer>\n</body>\n</html>\n"
     )
 
 
