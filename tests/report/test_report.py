@@ -161,6 +161,16 @@ def test_a_method_without_ood_data_is_named(folder):
     assert "feduab has no out-of-distribution scores" not in page
 
 
+def test_runs_that_were_tested_on_other_rows_are_told(folder, copied):
+    words = "Not all runs were tested on the same rows"
+    assert words not in page_of(folder)
+    path = copied / "feduab" / "evaluation.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **{**arrays, "labels": arrays["labels"][::-1]})
+    assert words in page_of(copied)
+
+
 def test_an_unfinished_run_makes_a_page(folder, tiny, tmp_path):
     run(replace(tiny, rounds=2), tmp_path / "other")
     (tmp_path / "other" / "evaluation.npz").unlink()

@@ -85,6 +85,10 @@ def closing(m: Material) -> Section:
         )
     if any(run.predictions and kind_of(run.predictions) == "real" for run in m.runs):
         lead += " Columns without an arrow have a target: the share of targets inside an interval should be its level."
+    if len({run.files.evaluation["labels"].tobytes() for run in m.runs if "labels" in run.files.evaluation}) > 1:
+        lead += (
+            " Not all runs were tested on the same rows: personal models, for one, are tested each on its own client's."
+        )
     return Section("scores", "Scores on the test set", lead, [*body, _privacy(m), _scales(m)])
 
 
