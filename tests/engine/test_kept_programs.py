@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
-from torch._inductor import compile_fx
 
 from fedbayes.engine import kept
 from fedbayes.engine.compiled import Compiled
@@ -24,6 +22,8 @@ def steps(constant):
 
 @pytest.mark.parametrize("width", [3, 40])  # constants that are written into the code, and such as are not
 def test_a_kept_program_gives_the_same_bits_and_another_constant_is_another_program(width):
+    from torch._dynamo.utils import counters
+
     x, scale = torch.randn(5, width), torch.tensor(1.7)
     constant = torch.arange(float(width))
     fresh = Compiled(steps(constant))(x, scale)
@@ -38,6 +38,8 @@ def test_a_kept_program_gives_the_same_bits_and_another_constant_is_another_prog
 
 
 def test_shapes_are_numbers_in_what_is_compiled(monkeypatch):
+    from torch._inductor import compile_fx
+
     lowered = []
     inner = compile_fx.fx_codegen_and_compile
 

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -39,10 +41,16 @@ def sites(sizes: tuple[int, ...]) -> fb.data.Clients:
     return from_clients(pairs, test=pairs[0], classes=3)
 
 
-def run(method: str, cores: int, sizes: tuple[int, ...] = UNEQUAL, **options: object) -> Run:
+def run(
+    method: str,
+    cores: int,
+    sizes: tuple[int, ...] = UNEQUAL,
+    network: Callable[[], nn.Module] = Convolved,
+    **options: Any,
+) -> Run:
     torch.manual_seed(3)
     made = method_named(method, {"batch": 4, "epochs": 1})
-    task = prepare(Convolved(), sites(sizes), method=made, rounds=2, **options)
+    task = prepare(network(), sites(sizes), method=made, rounds=2, **options)
     last, journal, own = task.begin(), [], Memory()
     with threads(cores):
         for progress, record in rounds(task, last, own):
@@ -70,7 +78,11 @@ def test_they_agree_with_the_loop(method: str) -> None:
 
 def test_compiled_steps_run_side_by_side_too() -> None:
     """Some seconds long: no other test would see a compiled step in a thread that did not compile it."""
-    compiled, eager = run("fedavg", 2, (8, 8, 8), compile="on"), run("fedavg", 2, (8, 8, 8))
+
+    def small() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+    compiled, eager = (run("fedavg", 2, (8, 8, 8), small, compile=how) for how in ("on", "off"))
     torch.testing.assert_close(compiled.posterior.mean, eager.posterior.mean, rtol=1e-4, atol=1e-5)
 
 

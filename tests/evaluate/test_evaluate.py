@@ -224,6 +224,7 @@ def test_a_diverged_run_is_named_and_not_scored(folder, tmp_path):
         evaluate(tmp_path / "nan", draws=0)
 
 
+@pytest.mark.slow  # the same laws hold on the small digits above
 @pytest.mark.data
 @pytest.mark.skipif(not os.environ.get("FEDBAYES_DATA"), reason="FEDBAYES_DATA is not set: no benchmark files to read")
 def test_digits_are_told_from_clothing_and_noise_and_coverage_is_kept(tmp_path):

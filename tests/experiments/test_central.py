@@ -31,7 +31,7 @@ WARM = replace(
     rounds=1,
     partition_options={"k": 2, "server": 0.2},
     pretrain={"epochs": 8, "patience": 2, "validation": 0.25},
-    options={**DIGITS.options, "rule": "dwc", "prior": "broadcast", "batch": 5},
+    options={**DIGITS.options, "rule": "dwc", "prior": "broadcast", "batch": 10, "epochs": 2},
 )
 
 

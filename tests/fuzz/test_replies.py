@@ -13,10 +13,10 @@ from harness import verdicts
 def test_changed_replies_are_refused_or_counted_and_end_nothing():
     counts: collections.Counter[str] = collections.Counter()
     failures = {}
-    for seed, verdict in verdicts(replies.case, range(200)):
+    for seed, verdict in verdicts(replies.case, range(70)):
         counts[verdict.kind] += 1
         if not verdict.fine:
             failures[seed] = verdict
     assert not failures
-    assert counts["done"] > 20  # else it only tries the first check
-    assert counts["refused"] > 80
+    assert counts["done"] > 7  # else it only tries the first check
+    assert counts["refused"] > 28

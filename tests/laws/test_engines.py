@@ -135,9 +135,34 @@ def same(a: fb.Run, b: fb.Run, tolerance: float) -> None:
                 )
 
 
-@pytest.mark.parametrize("sizes", [UNEQUAL, [10, 10, 10]], ids=["unequal", "equal"])
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("method", METHODS)
+# One method of each kind of client. The code of a layer is the same in all of a kind: tables of methods by layers, and
+# of traces, which take their time by the operation, are gone through in whole by `make test-slow`.
+KINDS = (
+    "fedavg",
+    "feduab, 3 draws",
+    "fedivon",
+    "fedvi, flipout, adam",
+    "fedvi, weight",
+    "fedppd",
+    "bpfed",
+    "lg_fedavg",
+)
+# Options of the server, or of the end of a round: their steps are those of another row.
+SAME_STEPS = (
+    *("fedavg, discrepancy", "fedavg, laplace every round", "lg_fedavg, laplace every round", "fedavg, steps"),
+    *("fedvi, wc, distance", "fedvi, dwc", "fedswag, low rank", "fedbe, dirichlet"),
+)
+EVERY = [  # clients of one size need no mask: the network with all that a mask changes will do
+    pytest.param(method, network, sizes, marks=[] if daily or method in KINDS else pytest.mark.slow)
+    for method in METHODS
+    for network, sizes, daily in (
+        *(("mlp", UNEQUAL, True), ("batchnorm, dropout", UNEQUAL, True), ("convolution", UNEQUAL, False)),
+        ("batchnorm, dropout", [10, 10, 10], True),
+    )
+]
+
+
+@pytest.mark.parametrize(("method", "network", "sizes"), EVERY)
 def test_loop_and_stacked_agree_to_rounding(network: str, method: str, sizes: list[int]) -> None:
     loop, stacked = one_round(network, method, "loop", sizes), one_round(network, method, "stacked", sizes)
     assert stacked.journal[0].get("notes") is None, "the stacked engine fell back"
@@ -151,9 +176,12 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs, **options: graph)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.slow] if name in SAME_STEPS else []) for name in METHODS]
+)
 def test_a_traced_step_is_the_step(method: str, without_kernels: None) -> None:
-    eager, traced = (one_round("batchnorm, dropout", method, "stacked", UNEQUAL, compile=how) for how in ("off", "on"))
+    network = "batchnorm, dropout" if method in KINDS else "mlp"
+    eager, traced = (one_round(network, method, "stacked", UNEQUAL, compile=how) for how in ("off", "on"))
     assert traced.journal[0].get("notes") is None, "compilation fell back"
     same(eager, traced, 1e-9)
 

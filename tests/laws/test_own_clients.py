@@ -20,6 +20,7 @@ from fedbayes.methods.variational import FedVI
 from fedbayes.model.estimators import plan
 from fedbayes.model.model import Model
 from fedbayes.noise import Tape
+from fedbayes.options import options_of
 from fedbayes.posterior.values import Gaussian, Parts, Point
 
 TAKERS = [name for name, method in METHODS.items() if issubclass(method, OwnClient) and "client" not in method.fixed]
@@ -58,6 +59,8 @@ def gaussian_client(model: Model, *, epochs: int, batch: int, optimiser: str, mo
 
 
 def run(method: str, engine: str, **options: Any) -> fb.Run:
+    flow = {"flow_epochs": 1, "flow_length": 1, "flow_draws": 1} if method.endswith("_pf") else {}
+    options |= {name: value for name, value in flow.items() if name in options_of(METHODS[method])}
     return fb.fit(network(), sites(), method=METHODS[method](**options), rounds=2, engine=engine, seed=3)
 
 

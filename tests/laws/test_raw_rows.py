@@ -66,7 +66,7 @@ def network(seed=0):
 
 def fit(data, method=None):
     clients = data.split(fb.partition.iid(), clients=3, seed=0)
-    method = method or fb.methods.feduab(epochs=10, lr=0.2, test_draws=4)
+    method = method or fb.methods.feduab(epochs=5, lr=0.4, test_draws=4)
     return fb.fit(network(), clients, method=method, rounds=2)
 
 

@@ -69,8 +69,7 @@ def test_group_norm_and_augmentation_agree_too():
     assert not torch.equal(loop.posterior.mean, plain.posterior.mean)
 
 
-@pytest.mark.parametrize("method", ["mc dropout", "flipout, ws"])
-@pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
+@pytest.mark.parametrize(("method", "sizes"), [("mc dropout", EQUAL), ("flipout, ws", UNEQUAL)])
 def test_a_step_is_one_graph_for_the_compiler(monkeypatch, method, sizes):
     """Traced as compilation does it, two rounds of it; machine code of it would take a minute."""
     monkeypatch.setattr(torch._inductor, "compile", lambda traced, inputs, **options: traced)

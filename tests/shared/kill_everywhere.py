@@ -1,6 +1,7 @@
-"""Run an experiment again and again, killed at each of its steps on disk in turn, and resumed: `OUTCOMES` in JSON.
+"""Run an experiment again and again, killed at its steps on disk in turn (each, or every n-th), and resumed.
 
-A program of its own, since a killed process takes everything with it. It forks, so that torch is loaded once.
+It prints the outcomes in JSON. A program of its own, since a killed process takes everything with it; it forks, so
+that torch is loaded once.
 """
 
 import json
@@ -53,12 +54,12 @@ def in_child(work) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def main(config: str, home: str) -> None:
+def main(config: str, home: str, every: str = "1") -> None:
     experiment, whole, cut = read(config), Path(home) / "whole", Path(home) / "cut"
     run(experiment, whole)  # here, not in a child: what is loaded late is then loaded once
     expected = content(whole)
     outcomes = []
-    for number in range(1, 1000):
+    for number in range(1, 1000, int(every)):
 
         def killed(number=number):
             die_at(number)
