@@ -55,6 +55,7 @@ from flwr.clientapp import ClientApp
 from fedbayes.flower.answers import LOOKS
 from fedbayes.flower.apps import client_app, server_app
 from fedbayes.flower.grid import ARRAYS
+from fedbayes.flower.node import SECURE
 
 EXPERIMENT = Path(__file__).parent.parent / "experiment.toml"
 server = server_app(EXPERIMENT)
@@ -79,6 +80,8 @@ def refine(message, context):
 
 for look in LOOKS:
     client.evaluate(look.partition(".")[2])(lambda message, context: inner(message, context))
+for letter in SECURE:
+    client.train(letter.partition(".")[2])(lambda message, context: inner(message, context))
 
 
 @client.train()

@@ -131,7 +131,7 @@ def load(
     if str(folder).startswith(hub.SCHEME):
         if clients is not None:
             raise InputError("clients: a model of the Hub comes without data; leave it out")
-        return hub.fetch(str(folder), network, device or "cpu")
+        return Run(*hub.fetch(str(folder), network, device or "cpu"), [])
     folder = whole = Path(folder)
     experiment = experiment_in(folder).settled
     if experiment.methods:

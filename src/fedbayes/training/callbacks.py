@@ -7,18 +7,9 @@ from typing import Any
 
 from fedbayes.errors import InputError
 from fedbayes.training.run import OwnStore, Run, observed
-from fedbayes.training.task import OnRound, Progress, Task
+from fedbayes.training.task import Progress, Task
 
 Step = tuple[Progress, dict[str, Any]]
-
-
-def callbacks_of(given: OnRound | Sequence[OnRound]) -> tuple[OnRound, ...]:
-    """One function, or several, as a tuple; checked."""
-    functions = (given,) if callable(given) else tuple(given)
-    for function in functions:
-        if not callable(function):
-            raise InputError(f"on_round must be a function (run, record), not a {type(function).__name__}")
-    return functions
 
 
 def called_back(task: Task, steps: Iterator[Step], records: Sequence[dict[str, Any]], own: OwnStore) -> Iterator[Step]:

@@ -7,15 +7,14 @@ from typing import Any
 
 from fedbayes.scores.by_site import HIGHER, TARGETS, Figure, figures
 from fedbayes.training.personal import in_units
-from fedbayes.training.run import Run
-from fedbayes.training.tested import by_site, predictions, rows_of
+from fedbayes.training.tested import Finished, by_site, predictions, rows_of
 from fedbayes.version import __version__
 
 SITES = 64  # whose scores a card lists
 TASKS = {"classes": "tabular-classification", "labels": "tabular-classification", "real": "tabular-regression"}
 
 
-def card(run: Run, title: str, network: str | None = None) -> str:
+def card(run: Finished, title: str, network: str | None = None) -> str:
     """The card of a run: scores as its report has them, on all test rows and by site, with one standard error."""
     task = run.task
     data, clients, private = task.clients.data, task.clients, task.privacy
@@ -47,7 +46,7 @@ def card(run: Run, title: str, network: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def _scores(run: Run) -> dict[str, Figure]:
+def _scores(run: Finished) -> dict[str, Figure]:
     privacy, data = run.task.privacy, run.task.clients.data
     if not len(data.test_x) or (privacy is not None and not privacy.public_test):
         return {}
@@ -64,7 +63,7 @@ def _titled(name: str) -> str:
     return f"{words} ({TARGETS[name]:g})" if name in TARGETS else f"{words} {'↑' if name in HIGHER else '↓'}"
 
 
-def _head(run: Run, whole: dict[str, Figure]) -> list[str]:
+def _head(run: Finished, whole: dict[str, Figure]) -> list[str]:
     """The front matter that the Hub reads; JSON is YAML."""
     data = run.task.clients.data
     head: dict[str, Any] = {
@@ -79,7 +78,7 @@ def _head(run: Run, whole: dict[str, Figure]) -> list[str]:
     return ["---", *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()), "---", ""]
 
 
-def _sentence(run: Run) -> str:
+def _sentence(run: Finished) -> str:
     task = run.task
     q = run.posterior
     many = f"{q.mean.shape[-1]:,} weights"
@@ -90,7 +89,7 @@ def _sentence(run: Run) -> str:
     )
 
 
-def _inputs(run: Run) -> str:
+def _inputs(run: Finished) -> str:
     data = run.task.clients.data
     if data.coding is not None:
         return (
@@ -100,7 +99,7 @@ def _inputs(run: Run) -> str:
     return f"[N, {', '.join(map(str, data.shape))}] of {str(data.x.dtype).removeprefix('torch.')}, as the data came"
 
 
-def _by_site(run: Run) -> list[str]:
+def _by_site(run: Finished) -> list[str]:
     found = by_site(run)
     names = found.names
     rows = [[site, str(count), *(str(found[site][n]) for n in names)] for site, count in zip(found.sites, found.rows)]
@@ -108,7 +107,7 @@ def _by_site(run: Run) -> list[str]:
     return _table(["site", "rows", *map(_titled, names)], rows)
 
 
-def _doubt(run: Run, whole: dict[str, Figure]) -> str:
+def _doubt(run: Finished, whole: dict[str, Figure]) -> str:
     lines = [
         "Rows unlike those of the clients above get predictions too: look at `p.epistemic`, and at "
         "`fb.ood` for scores by distance, before you act on one."

@@ -16,13 +16,16 @@ from torch import nn
 from fedbayes.errors import InputError, one_line
 from fedbayes.files import memory, size_text
 from fedbayes.training import published
-from fedbayes.training.run import Run
+from fedbayes.training.task import Progress, Task
+from fedbayes.training.tested import Finished
 
 SCHEME = "hf://"
 PLACE = re.compile(r"(?P<repo>[\w.-]{1,96}/[\w.-]{1,96})(@(?P<revision>[\w./-]{1,200}))?")
 
 
-def push(run: Run, place: str, *, network: str | None = None, private: bool = True, message: str | None = None) -> str:
+def push(
+    run: Finished, place: str, *, network: str | None = None, private: bool = True, message: str | None = None
+) -> str:
     """Upload a run's model and card; gives its address. Where there is no repository it is made, private by default."""
     repo, revision = place_of(place)
     place, hub = place.removeprefix(SCHEME), _package()
@@ -42,8 +45,8 @@ def push(run: Run, place: str, *, network: str | None = None, private: bool = Tr
     return SCHEME + place
 
 
-def fetch(place: str, network: nn.Module | str | None = None, device: str = "cpu") -> Run:
-    """Load a model from the Hub. Two or three files are fetched, whose sizes are checked before; none is code."""
+def fetch(place: str, network: nn.Module | str | None = None, device: str = "cpu") -> tuple[Task, Progress]:
+    """What a model on the Hub predicts with. Files are fetched after their sizes were checked; none of them is code."""
     repo, revision = place_of(place)
     place, hub = place.removeprefix(SCHEME), _package()
     try:

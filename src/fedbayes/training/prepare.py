@@ -32,7 +32,6 @@ from fedbayes.model.likelihood import Likelihood, likelihood_for
 from fedbayes.options import options_of, record_of
 from fedbayes.posterior.values import Posterior
 from fedbayes.training.attacked import attacked
-from fedbayes.training.callbacks import callbacks_of
 from fedbayes.training.checks import augmentation, device_named, try_network
 from fedbayes.training.defaults import (
     default_likelihood,
@@ -42,11 +41,11 @@ from fedbayes.training.defaults import (
     with_class_weights,
 )
 from fedbayes.training.private import Told, check_private, with_privacy
-from fedbayes.training.run import Run
 from fedbayes.training.scheduled import Scheduled, scheduled
 from fedbayes.training.server import server_store
 from fedbayes.training.settings import CLIENTS, METHOD, ROWS, Bounding, Judging, Privacy, Scheduling, Training
-from fedbayes.training.task import OnRound, Task, initial_of
+from fedbayes.training.task import OnRound, Task, callbacks_of, initial_of
+from fedbayes.training.tested import Finished
 from fedbayes.training.warm import starting_parts
 
 P = ParamSpec("P")
@@ -124,7 +123,7 @@ def prepare(
     monitor: str = "nll",
     stages: Sequence[Stage] = (),
     server_data: Any = None,
-    init: Run | Mapping[str, Posterior] | Mapping[str, Tensor] | str | Path | None = None,
+    init: Finished | Mapping[str, Posterior] | Mapping[str, Tensor] | str | Path | None = None,
     on_round: OnRound | Sequence[OnRound] = (),
 ) -> Task:
     """Check everything that can be checked before the first round, and bind the method to the network and the data.

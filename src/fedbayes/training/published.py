@@ -26,6 +26,7 @@ from fedbayes.data.site_tables import without_rows
 from fedbayes.errors import InputError
 from fedbayes.federation.kept import apart
 from fedbayes.federation.program import FederationState
+from fedbayes.federation.round import predicting
 from fedbayes.files import reading, size_of, text_of, write_atomically
 from fedbayes.model.adapted import is_adapted
 from fedbayes.model.model import Model, is_static
@@ -33,8 +34,8 @@ from fedbayes.posterior import values
 from fedbayes.posterior.values import Parts, check
 from fedbayes.training.card import card
 from fedbayes.training.prepare import prepare
-from fedbayes.training.run import Run
 from fedbayes.training.task import Federation, Progress, Task
+from fedbayes.training.tested import Finished, predict_with
 from fedbayes.training.warm import weights_in
 from fedbayes.version import __version__
 
@@ -46,7 +47,7 @@ DTYPES = {name: getattr(torch, name) for name in ("uint8", "int32", "int64", "fl
 MEND = "is it a model that fedbayes has written?"
 
 
-def write(run: Run, folder: Path, title: str, network: str | None = None) -> list[Path]:
+def write(run: Finished, folder: Path, title: str, network: str | None = None) -> list[Path]:
     """Write a run's model and card; gives the files. `network` is a name of the library's own, for who loads it."""
     task = run.task
     if not task.program.prediction.whole:
@@ -67,11 +68,12 @@ def write(run: Run, folder: Path, title: str, network: str | None = None) -> lis
     return [folder / name for name in (POSTERIOR, *([FROZEN] if frozen else []), ABOUT, CARD)]
 
 
-def _try(run: Run, folder: Path, network: str | None) -> None:
+def _try(run: Finished, folder: Path, network: str | None) -> None:
     """Hold what was written to predict as the run does, so that nobody loads a model that says something else."""
     x = run.task.clients.data.x[:8].cpu()
-    again = read(folder, network or run.module())
-    ours, theirs = (one.predict(x).mean.cpu() for one in (run, again))
+    again, progress = read(folder, network or run.module())
+    told = (run.task, run.parts), (again, predicting(again.program, progress.state))
+    ours, theirs = (predict_with(task, parts, x.to(task.device)).mean.cpu() for task, parts in told)
     if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5):
         raise InputError(
             "what was written does not predict as the run does: a likelihood or preparation of your own can't be "
@@ -79,7 +81,7 @@ def _try(run: Run, folder: Path, network: str | None) -> None:
         )
 
 
-def _about(run: Run, network: str | None) -> dict[str, Any]:
+def _about(run: Finished, network: str | None) -> dict[str, Any]:
     data, program = run.task.clients.data, run.task.program
     scale = data.target_scale
     return {
@@ -129,8 +131,8 @@ def _preparation(prepare: Preparation) -> dict[str, Any]:
             )
 
 
-def read(folder: Path, network: nn.Module | str | None = None, device: str = "cpu") -> Run:
-    """The model of a folder as a run that predicts; it has no rows, so that it can't be scored or made personal."""
+def read(folder: Path, network: nn.Module | str | None = None, device: str = "cpu") -> tuple[Task, Progress]:
+    """The model of a folder, to predict with; it has no rows, so that it can't be scored or made personal."""
     path = folder / ABOUT
     with reading(path, MEND):
         about = json.loads(text_of(path, LONGEST))
@@ -158,7 +160,7 @@ def read(folder: Path, network: nn.Module | str | None = None, device: str = "cp
     said = task.program.prediction._replace(**prediction)
     program = task.program._replace(model=model, initial=broadcast, prediction=said)
     task = replace(task, program=program, elsewhere=_not_here, method=method)
-    return Run(task, Progress(FederationState(number, broadcast, kept=beside)), [])
+    return task, Progress(FederationState(number, broadcast, kept=beside))
 
 
 def _not_here(federation: Federation) -> Iterator[tuple[int, Any]]:

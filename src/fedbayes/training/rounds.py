@@ -35,6 +35,7 @@ from fedbayes.training.run import Memory, OwnStore, Run, evaluate, observed, sco
 from fedbayes.training.settings import MONITORS
 from fedbayes.training.showing import following
 from fedbayes.training.task import Best, Federation, OnRound, Progress, Task
+from fedbayes.training.tested import Finished
 
 OWNED = "owned"  # among the kinds of warnings: one client has most of the precision
 MONITORED = {"nll": "NLL", "accuracy": "accuracy"}
@@ -343,7 +344,7 @@ def fit(
     monitor: str = "nll",
     stages: Sequence[Stage] = (),
     server_data: Any = None,
-    init: Run | Mapping[str, Posterior] | Mapping[str, Tensor] | str | Path | None = None,
+    init: Finished | Mapping[str, Posterior] | Mapping[str, Tensor] | str | Path | None = None,
     on_round: OnRound | Sequence[OnRound] = (),
 ) -> Run:
     """Train a network across clients and return the run.

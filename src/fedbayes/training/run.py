@@ -25,6 +25,7 @@ from fedbayes.posterior.values import Parts, Posterior
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
 from fedbayes.scores.by_site import SiteScores
+from fedbayes.training import hub
 from fedbayes.training.frames import columns_of, frame_of
 from fedbayes.training.influence import table_of
 from fedbayes.training.modules import module_of
@@ -201,8 +202,6 @@ class Run:
         `network` names one of the library's own networks, so that who loads it need not give it. The repository is
         made where there is none, private by default.
         """
-        from fedbayes.training import hub  # which needs this module
-
         return hub.push(self, place, network=network, private=private, message=message)
 
     def to_columns(self, what: str = "journal") -> dict[str, list[Any]]:

@@ -62,6 +62,16 @@ class Progress(NamedTuple):
 # What is called after each round with the run so far and its record; True, or a reason, stops the run.
 OnRound = Callable[[Any, dict[str, Any]], "str | bool | None"]
 
+
+def callbacks_of(given: OnRound | Sequence[OnRound]) -> tuple[OnRound, ...]:
+    """One function, or several, as a tuple; checked."""
+    functions = (given,) if callable(given) else tuple(given)
+    for function in functions:
+        if not callable(function):
+            raise InputError(f"on_round must be a function (run, record), not a {type(function).__name__}")
+    return functions
+
+
 # Training at the server before the first round: the parts to begin with, and what to report of it.
 Before = Callable[[], tuple[Parts, Mapping[str, Any]]]
 

@@ -6,14 +6,14 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbayes.errors import InputError
 from fedbayes.model.predictive import Predictive, directly, joined, predictive
-from fedbayes.posterior.values import Parts
+from fedbayes.posterior.values import Parts, Posterior
 from fedbayes.scores.by_site import Rows, SiteScores, site_scores
 from fedbayes.training.personal import in_units, personal_predictions
-from fedbayes.training.task import Federation, Task
+from fedbayes.training.task import Federation, Progress, Task
 
 
 class Trained(Protocol):
@@ -25,6 +25,18 @@ class Trained(Protocol):
     def parts(self) -> Parts: ...
     @property
     def home(self) -> Federation: ...
+
+
+class Finished(Trained, Protocol):
+    """What a run has besides when its model is handed on, or another begins with it."""
+
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def posterior(self) -> Posterior: ...
+    @property
+    def epsilon(self) -> float | None: ...
+    def module(self, draw: int | None = None) -> nn.Module: ...
 
 
 class Tested(NamedTuple):
