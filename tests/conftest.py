@@ -1,7 +1,6 @@
 """Experiments small enough to train in a moment, on a user's own code."""
 
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -9,11 +8,6 @@ from fedbayes.experiments.experiment import Experiment
 
 with suppress(ImportError):
     import setuptools  # noqa: F401  (torch's compiler needs it, and it can't follow Python's own distutils)
-
-
-@pytest.fixture(autouse=True)
-def _own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "shared"))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from fedbayes.posterior.values import check
 from fedbayes.runs import journal
 from fedbayes.runs.folder import run as run_here
 
+FLOW = {"flow_epochs": 1, "flow_length": 2, "flow_draws": 2}
 # Each method by a row: its options, and what the experiment needs beside them.
 METHODS: dict[str, dict[str, object]] = {
     "fedavg": {},
@@ -60,9 +61,9 @@ METHODS: dict[str, dict[str, object]] = {
         "partition_options": {"server": 10},
         "options": {"test_draws": None, "server_epochs": 1, "server_batch": 5},
     },
-    "fedavg_pf": {"personal_every": 2, "options": {"laplace": "every"}},
-    "fedper_pf": {},
-    "lg_fedavg_pf": {"options": {"laplace": "every"}},
+    "fedavg_pf": {"personal_every": 2, "options": {"laplace": "every", **FLOW}},
+    "fedper_pf": {"options": FLOW},
+    "lg_fedavg_pf": {"options": {"laplace": "every", **FLOW}},
 }
 
 
