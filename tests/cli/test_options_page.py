@@ -34,7 +34,7 @@ def test_every_option_is_on_the_page(record):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("experiment", "rounds = 50"), ("flower", "timeout = 600.0"), ("pvi", "damping = 0.5")]
+    ("name", "words"), [("experiment", "rounds = 50"), ("flower", "timeout = 600.0"), ("pvi", "damping = 0.8")]
 )
 def test_options_are_printed_by_name(name, words):
     made = CliRunner().invoke(app, ["options", name], catch_exceptions=False)

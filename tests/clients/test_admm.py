@@ -133,7 +133,7 @@ def test_pvi_is_one_setting_of_it() -> None:
     common = {"epochs": 2, "batch": 20, "optimiser": "ivon"}
     for method in (
         fb.methods.pvi(damping=0.4, **common),
-        fb.methods.bayes_admm(gamma=0.4, rho=1.0, alpha=1.0, temperature=1.0, prior_scale=1.0, **common),
+        fb.methods.bayes_admm(gamma=0.4, rho=1.0, alpha=1.0, temperature=1.0, **common),
     ):
         torch.manual_seed(0)
         runs.append(fit(nn.Linear(2, 1), from_clients(sites(), kind="real"), method=method, rounds=4, cohort=2))

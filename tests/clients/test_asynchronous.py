@@ -93,7 +93,7 @@ def test_changes_that_only_add_drift_to_who_is_fast() -> None:
 @pytest.mark.parametrize("damping", [0.5, 1.0])
 def test_the_prior_times_all_sites_is_the_posterior_whatever_clients_find(damping: float) -> None:
     """Those of an older broadcast may take more precision off than there is: what a floor holds back is owed."""
-    base = fb.methods.pvi(damping=damping, epochs=1, batch=40)
+    base = fb.methods.pvi(damping=damping, epochs=1, batch=40, prior_scale=1.0)
 
     def build(setting: Any) -> Any:
         program = base.build(setting)

@@ -146,7 +146,7 @@ def test_the_posterior_is_the_prior_times_all_factors_after_every_round(inner, d
 
 def trained(pairs, inner, *, rounds, damping=0.5, likelihood=SCALE, **options):
     """The posterior after some rounds of pvi with another client inside; factors and posterior agree in each."""
-    base = fb.methods.pvi(damping=damping, epochs=1, batch=40)
+    base = fb.methods.pvi(damping=damping, epochs=1, batch=40, prior_scale=1.0)
 
     def build(setting):
         program = base.build(setting)
@@ -174,7 +174,7 @@ def trained(pairs, inner, *, rounds, damping=0.5, likelihood=SCALE, **options):
 
 def test_the_method_itself_comes_near_by_gradient_steps():
     pairs = sites()
-    method = fb.methods.pvi(damping=0.4, epochs=60, batch=40, lr=0.03, optimiser="adam", train_draws=2)
+    method = fb.methods.pvi(damping=0.4, epochs=60, batch=40, lr=0.03, optimiser="adam", train_draws=2, prior_scale=1.0)
     run = fit(
         nn.Linear(2, 1, bias=False), from_clients(pairs, kind="real"), method=method, rounds=8, likelihood=normal(SCALE)
     )

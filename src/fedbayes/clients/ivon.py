@@ -95,7 +95,9 @@ class IvonStep:
         else:
             seen = self._slope(g, state, info) / vectors["scale"]
         after = self._followed(precision, least + seen / weight, self._share(b, info))
-        after = torch.where(begins, torch.maximum(after, least + seen / weight), after)
+        # What one draw says of a weight may be next to nothing, where its noise is; of all weights it does not.
+        more = torch.maximum(seen, seen.abs().mean()) if self._alone else seen
+        after = torch.where(begins, torch.maximum(after, least + more / weight), after)
         count, beta = state.optimiser["count"] + 1, options["beta1"]
         first = {n: beta * v + (1 - beta) * g[n] for n, v in state.optimiser["first"].items()}
         whole = -torch.expm1(count * beta.log())  # 1 - beta1^count
@@ -124,11 +126,15 @@ class IvonStep:
         """What the posterior is held near, before any tilt."""
         return prior_of(self.prior, info)
 
+    @property
+    def _alone(self) -> bool:
+        """Whether a step has one draw of the weights, and no noise of privacy."""
+        return self.draws == 1 and self.estimation.estimate is ESTIMATORS["weight"] and not self.private
+
     def _slope(self, g: Mapping[str, Tensor], state: Learner, info: Info) -> Tensor:
         """The slope in the scales. Of one draw z, z times the running mean of gradients is taken off: its mean is 0,
         and what the draw did to the gradient is left."""
-        one = self.draws == 1 and self.estimation.estimate is ESTIMATORS["weight"]
-        if not one or self.private or self.remembers:
+        if not self._alone or self.remembers:
             return g["scale"]
         count, beta = state.optimiser["count"].clamp(min=1), info.options["beta1"]
         mean = state.optimiser["first"]["mean"] / -torch.expm1(count * beta.log())  # 0 before the first step

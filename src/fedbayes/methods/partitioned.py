@@ -32,6 +32,7 @@ class Partitioned(Variational):
     optimiser: str = with_default(Variational, "optimiser", default=IVON)
     train_draws: int = with_default(Variational, "train_draws", default=2)
     kl: str = with_default(Variational, "kl", default="1/n")
+    prior_scale: float = with_default(Variational, "prior_scale", default=0.5)
     lr_within: str = with_default(Schedule, "lr_within", default="falling")
     lr: float = with_default(Descent, "lr", default=0.2)
 

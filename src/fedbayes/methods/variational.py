@@ -171,6 +171,7 @@ class FedVI(OwnClient, Variational, Robustness):
         "what multiplies kl_weight; None: 1/all, and 1/n under rules that narrow", one_of(KL_WEIGHTS), default=None
     )
     kl_weight: float = with_default(Variational, "kl_weight", default=1.0)
+    prior_scale: float = with_default(Variational, "prior_scale", default=0.5)
     prior: str = option("of the clients", one_of(PRIORS), default="fixed")
     division: float = option("of the squared first scale at each next layer", positive, default=1.0, kind="server")
     rule: str | Rule = option(
@@ -209,6 +210,7 @@ class ByBackprop(FedVI, PaperDraws):
     optimiser: str = with_default(Variational, "optimiser", default="sgd")
     kl: str = with_default(FedVI, "kl", default="constant")
     kl_weight: float = with_default(Variational, "kl_weight", default=0.0001)
+    prior_scale: float = with_default(Variational, "prior_scale", default=1.0)
     prior: str = with_default(FedVI, "prior", default="broadcast")
     weighting: str | Weighting = with_default(FedVI, "weighting", default="size")
     train_draws: int = with_default(Variational, "train_draws", default=None)
