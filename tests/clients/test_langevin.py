@@ -162,7 +162,7 @@ def test_a_student_that_would_never_learn_is_refused():
 def test_a_student_matches_its_teachers_ensemble_on_digits_it_has_not_seen():
     """Online distillation ends within .05 nats (mean KL) of the ensemble of its second half of draws."""
     data = fb.data.load("digits")
-    clients = fb.data.from_clients([(data.x[:600], data.y[:600])], (data.test_x, data.test_y), classes=10)
+    clients = fb.data.from_clients([(data.x[:400], data.y[:400])], (data.test_x, data.test_y), classes=10)
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10))
     student = nn.Sequential(nn.Flatten(), nn.Linear(64, 60), nn.ReLU(), nn.Linear(60, 10))
