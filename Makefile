@@ -19,7 +19,7 @@ run: $(BIN)/.installed
 test: $(BIN)/.installed lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not flower and not slow"
 
-# Tables that take minutes, such as all of scikit-learn's checks on the estimators' defaults.
+# Tables that take minutes: methods by layers and sweeps in whole, large real files, all of scikit-learn's checks.
 test-slow: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow
 
