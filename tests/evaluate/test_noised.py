@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 
 from fedbayes import scores as of
+from fedbayes.errors import InputError
 from fedbayes.evaluate import noised
 from fedbayes.evaluate.conformal import THRESHOLDS, Gathered
 
@@ -76,3 +77,14 @@ def test_without_rows_that_stand_out_nothing_is_promised():
             1
         ].isinf()
     )
+
+
+def test_noise_alone_is_rarely_taken_for_rows():
+    source, refused = noised.source_of(0), 0
+    for _ in range(400):
+        sums = noised.geometric((10, 12), 0.01 / 4, source)  # ten classes without a row
+        try:
+            noised.cautious(sums, 1, 0.01)
+        except InputError:
+            refused += 1
+    assert refused > 0.92 * 400  # 95 % by its confidence

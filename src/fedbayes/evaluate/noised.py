@@ -69,7 +69,8 @@ def cautious(sums: Tensor, sites: int, epsilon: float) -> Tensor:
     above = bins.flip(1).cumsum(1).flip(1) + SURE * (each * width).sqrt()
     above = above.flip(1).cummax(1).values.flip(1).clamp_min(0)
     above = torch.minimum(torch.cat([totals, above[:, 1:]], 1), totals).clamp_min(0)
-    if not float(above.sum()) > 0:
+    rows = sums[:, -1].sum() - SURE * (each * len(sums)) ** 0.5  # one class of many is above its noise by chance
+    if not (rows > 0 and above.sum() > 0):
         raise InputError(f"epsilon: all rows of all sites may be noise at {epsilon:g}; raise it, or have more rows")
     return above - torch.cat([above[:, 1:], torch.zeros_like(totals)], 1)
 
