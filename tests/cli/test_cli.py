@@ -240,6 +240,17 @@ def test_names_of_a_sweeps_members_stay_whole_in_80_columns(tmp_path):
     assert all(name in text.getvalue() for name in names)
 
 
+@pytest.mark.parametrize("command", ["methods", "rules", "networks", "partitions", "options feduab", "options"])
+def test_lists_fit_into_60_columns_and_are_whole_in_a_pipe(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = call(*command.split()).splitlines()
+    assert max(map(len, narrow)) <= 60
+    monkeypatch.delenv("COLUMNS")
+    pipe = call(*command.split()).splitlines()
+    assert len(pipe) < len(narrow)
+    assert " ".join(pipe).split() == " ".join(narrow).split()
+
+
 def test_the_closing_table_fits_into_60_columns(tmp_path):
     scores = {"accuracy": 0.6310, "nll": 1.0714, "brier": 0.5184, "ece": 0.1576, "mce": 0.3699}
     made = RunFiles("feduab", tmp_path, Experiment(), [{"round": 1, "seconds": 2.5, "test": scores}], {})

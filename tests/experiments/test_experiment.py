@@ -111,6 +111,26 @@ def test_settings_reach_keys_tables_and_options():
 
 
 @pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("adapters.pattern=1", "1"),
+        ("adapters.pattern=1.5", "1.5"),
+        ('adapters.pattern=["1", "3"]', ["1", "3"]),
+        ("adapters.rank=1", 1),
+        ("adapters.path=7", "7"),
+        ("adapters.full=5", ["5"]),
+        ("adapters.full=head.*, 5", ["head.*", "5"]),
+        ("adapters.both=true", True),
+    ],
+)
+def test_a_setting_is_read_in_the_form_that_its_key_takes(setting, value):
+    key = setting.partition("=")[0].removeprefix("adapters.")
+    laid = with_settings(Experiment(), [setting], options_of).adapters[key]
+    assert laid == value
+    assert type(laid) is type(value)
+
+
+@pytest.mark.parametrize(
     ("setting", "said"),
     [
         ("rounds", "write key=value"),

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fedbayes.cli.shared import Settings, app, data_app, key_help, out
+from fedbayes.cli.shared import Settings, app, data_app, key_help, out, print_text
 
 
 def _list(rows: Iterable[tuple[str, str]]) -> None:
     rows = list(rows)
     width = max((len(name) for name, _ in rows), default=0)
     for name, about in rows:
-        print(f"{name:<{width}}  {about}")
+        print_text(about, f"{name:<{width}}  ", " " * (width + 2))
 
 
 def _docs(table: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ def methods() -> None:
     from fedbayes.methods import METHODS
 
     _docs(METHODS)
-    print("`fedbayes options NAME` lists what can be set of one of them, with defaults.", file=sys.stderr)
+    print_text("`fedbayes options NAME` lists what can be set of one of them, with defaults.", file=sys.stderr)
 
 
 @app.command()

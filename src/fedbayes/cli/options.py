@@ -7,15 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fedbayes.cli.shared import app
+from fedbayes.cli.shared import app, print_text
 from fedbayes.errors import unknown
-from fedbayes.experiments.keys import FLOWER, GROUPS, Keys, Pretraining
-from fedbayes.federation.waiting import BufferOptions, DelayOptions
-from fedbayes.model.adapters import Adapters
+from fedbayes.experiments.keys import FLOWER, GROUPS, RECORDS, Keys
 from fedbayes.options import Row, described
 
-EXPERIMENT, PRETRAIN = "experiment", "pretrain"
-TABLES = {"adapters": Adapters, PRETRAIN: Pretraining, "schedule_options": BufferOptions, "delay_options": DelayOptions}
+EXPERIMENT = "experiment"
 
 
 @app.command()
@@ -29,18 +26,18 @@ def options(
         return
     for row in described(record_named(name)):
         print(f"{row.name} = {row.default or '(to be given)'}")
-        print(f"    {row.about}; {row.words}" if row.words else f"    {row.about}")
+        print_text(f"{row.about}; {row.words}" if row.words else row.about, "    ", "    ")
 
 
 def record_named(name: str) -> Any:
     """The record of an experiment's keys, of one of its tables, or of a method's options."""
-    if name == EXPERIMENT or name in TABLES:
-        return Keys if name == EXPERIMENT else TABLES[name]
+    if name == EXPERIMENT or name in RECORDS:
+        return Keys if name == EXPERIMENT else RECORDS[name]
     from fedbayes.flower.settings import Settings
     from fedbayes.methods import METHODS
 
     if name != FLOWER and name not in METHODS:
-        raise unknown("options of", name, [EXPERIMENT, *TABLES, FLOWER, *METHODS])
+        raise unknown("options of", name, [EXPERIMENT, *RECORDS, FLOWER, *METHODS])
     return Settings if name == FLOWER else METHODS[name]
 
 
@@ -57,7 +54,7 @@ def page() -> str:
     ]
     for group in GROUPS:
         blocks += [f"### {_about(group)}\n", _table(keys[row.name] for row in described(group))]
-    for name, record in TABLES.items():
+    for name, record in RECORDS.items():
         blocks += [f"## Table `{name}`\n\n{_about(record)}.\n", _table(described(record))]
     blocks += [f"## Table `flower`\n\n{_about(Settings)}.\n", _table(described(Settings))]
     blocks += ["## Options of methods\n", _methods_table({name: described(METHODS[name]) for name in METHODS})]

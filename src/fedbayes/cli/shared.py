@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -28,6 +30,16 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Look at data sets and how they are spread.")
 app.add_typer(data_app, name="data")
 out = Console(highlight=False)
+NARROWEST = 20  # characters of a text beside a name
+
+
+def print_text(text: str, first: str = "", others: str = "", file: TextIO | None = None) -> None:
+    """Print text in the width of the terminal, or of COLUMNS; a pipe without a width gets it in one line."""
+    width = shutil.get_terminal_size((0, 0)).columns or len(first + text)
+    width = max(width, len(others) + NARROWEST)
+    for line in textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False):
+        print(line, file=file)
+
 
 Folder = Annotated[Path, typer.Argument(help="A folder that `fedbayes run` wrote.")]
 Settings = Annotated[

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedbayes.errors import InputError, one_line, shown, unknown
 from fedbayes.experiments import toml
-from fedbayes.experiments.keys import TABLED, TABLES, Keys, Table
+from fedbayes.experiments.keys import RECORDS, TABLED, TABLES, Keys, Table
 from fedbayes.files import reading, text_of
 from fedbayes.options import (
     Check,
@@ -189,7 +189,8 @@ def with_settings(
     """The experiment with `key=value` settings laid over it, as `--set` gives them.
 
     A key is one of the record's, a dotted path into one of its tables (`options.fedavg.lr`), or the bare name of an
-    option, which goes to each method that takes it (`options_of(method)` says which). A value is TOML, else text.
+    option, which goes to each method that takes it (`options_of(method)` says which). A value is TOML, else text; what
+    would be a number is text where the key takes no number.
     """
     table = table_of(experiment)
     for setting in settings:
@@ -197,7 +198,7 @@ def with_settings(
         path = key.strip().split(".")
         if not sign or not all(path):
             raise InputError(f"--set {setting!r}: write key=value, such as rounds=50 or options.lr=0.1")
-        v = parse(text.strip(), path[0])
+        v = _suited(parse(text.strip(), path[0]), text.strip(), path)
         if path[0] in KEYS:
             _lay(table, path, v, setting)
             continue
@@ -222,8 +223,20 @@ def parse(text: str, key: str) -> Any:
         except (ValueError, RecursionError):
             continue
     if key in KEYS and isinstance(KEYS[key].default, tuple):
-        return [word.strip() for word in text.split(",") if word.strip()]
+        return _words(text)
     return text
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _suited(v: Any, text: str, path: list[str]) -> Any:
+    """A setting's value in the form that its key takes: as it was read, else as text, else as a list of words."""
+    known = KEYS if not path[1:] else options_of(RECORDS[path[0]]) if path[0] in RECORDS else {}
+    check = known[path[-1]].metadata["check"] if path[-1] in known and len(path) < 3 else None
+    forms = (v, text, _words(text))
+    return v if check is None else next((form for form in forms if check.holds(form)), v)
 
 
 def _with_all_digits(text: str) -> str:

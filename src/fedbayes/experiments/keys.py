@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedbayes.federation.waiting import BufferOptions, DelayOptions
+from fedbayes.model.adapters import Adapters
 from fedbayes.options import (
     Check,
     at_least_one,
@@ -157,3 +159,12 @@ class Pretraining:
 
     def __post_init__(self) -> None:
         check_values(self)
+
+
+# Keys that are tables with a record of their own.
+RECORDS = {
+    "adapters": Adapters,
+    "pretrain": Pretraining,
+    "schedule_options": BufferOptions,
+    "delay_options": DelayOptions,
+}
