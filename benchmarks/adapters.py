@@ -27,7 +27,11 @@ from fedbayes.evaluate.one_scale import one_scale
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import seeded
 from fedbayes.scores.ranking import auroc
-from fedbayes.training.rounds import Memory, Task, prepare, rounds_together, train
+from fedbayes.training.fit import train
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory
+from fedbayes.training.task import Task
 
 SITES = 20
 WIDTHS = (0.003, 0.01, 0.03, 0.1, 0.3)  # of which one is fitted afterwards

@@ -18,7 +18,10 @@ from measure import Figures, our_round, wait
 from torch import Tensor, nn
 
 import fedbayes as fb
-from fedbayes.training.rounds import Memory, Task, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
+from fedbayes.training.task import Task
 
 
 def bert(small: bool) -> tuple[nn.Module, Callable[[int], Any], dict[str, Any]]:

@@ -19,7 +19,9 @@ from measure import SHAPES, Figures, federation, wait
 
 import fedbayes as fb
 from fedbayes.networks.papers import network_named
-from fedbayes.training.rounds import Memory, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 BOUNDED = {"cap_precision": 10.0, "clip_quantile": 0.5}
 CASES = {

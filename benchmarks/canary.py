@@ -23,7 +23,9 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.federation.accounting import Spent, epsilon_of
-from fedbayes.training.rounds import Memory, prepare, rounds_together
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory
 
 OTHERS, ROWS, ROUNDS, CLIP, DELTA = 10, 16, 2, 0.5, 1e-2
 UNUSED, LARGE = (0, 32, 39), 20.0  # pixels that are blank in all digits, and what the canary has there

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.model.likelihood import normal
-from fedbayes.training.rounds import Memory, prepare, rounds_together
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory
 
 METHODS = ("fedvi", "pvi", "bayes_admm", "fedivon")
 INITIALS = (0.01, 0.1, 1.0)

@@ -29,8 +29,9 @@ def measure(name: str, rounds: int) -> dict[str, float]:
     from torch import nn
 
     from fedbayes.methods import method_named
-    from fedbayes.training.rounds import Memory, prepare
+    from fedbayes.training.prepare import prepare
     from fedbayes.training.rounds import rounds as train
+    from fedbayes.training.run import Memory
 
     method, options = METHODS[name]
     network = nn.Sequential(

@@ -23,7 +23,7 @@ from measure import SHAPES, Figures, Others, eager_round, federation, one_round,
 
 import fedbayes as fb
 from fedbayes.engine.choice import quick_cpu
-from fedbayes.training.rounds import Task
+from fedbayes.training.task import Task
 
 CASES = [
     # what, network, method, options, draws of the plain loop, rows a client

@@ -24,7 +24,8 @@ from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.runs import rows
 from fedbayes.runs.recording import Recording
-from fedbayes.training.rounds import Task, rounds
+from fedbayes.training.rounds import rounds
+from fedbayes.training.task import Task
 
 EACH = 10  # rows of a client
 

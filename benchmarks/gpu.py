@@ -15,7 +15,9 @@ import torch
 from measure import Figures, eager_round, federation, our_round, task_of
 
 import fedbayes as fb
-from fedbayes.training.rounds import Memory, Task, evaluate, rounds, rounds_together
+from fedbayes.training.rounds import rounds, rounds_together
+from fedbayes.training.run import Memory, evaluate
+from fedbayes.training.task import Task
 
 DEVICE = "cuda"
 

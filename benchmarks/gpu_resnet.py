@@ -17,7 +17,10 @@ from measure import Figures, federation, our_round, wait
 import fedbayes as fb
 from fedbayes.networks.papers import network_named
 from fedbayes.papers.aggregation import CLIENTS, RULES, VARIATIONAL
-from fedbayes.training.rounds import Memory, Task, evaluate, prepare, rounds_together
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory, evaluate
+from fedbayes.training.task import Task
 
 STEPS = 20  # of a client in a round: enough for one replay of a CUDA graph
 

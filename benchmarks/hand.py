@@ -19,7 +19,10 @@ from torch import nn
 import fedbayes as fb
 from fedbayes.engine.steps import BY_HAND, ROWWISE, Steps
 from fedbayes.networks.papers import network_named
-from fedbayes.training.rounds import Memory, Task, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
+from fedbayes.training.task import Task
 
 Round = Callable[[], tuple[float, float]]  # processor and wall seconds
 

@@ -20,8 +20,10 @@ from torch import Tensor
 import fedbayes as fb
 from fedbayes.networks.papers import network_named
 from fedbayes.scores.ranking import auroc
-from fedbayes.training.rounds import Memory, Task, prepare, rounds_together
-from fedbayes.training.run import Run
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory, Run
+from fedbayes.training.task import Task
 
 METHODS = ("fedvi", "pvi", "bayes_admm", "fedivon", "feduab")
 INITIALS = (0.01, 0.1, 1.0)

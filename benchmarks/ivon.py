@@ -14,7 +14,7 @@ from measure import Figures, federation, our_round
 
 import fedbayes as fb
 from fedbayes.networks.papers import network_named
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedAvg": ("fedavg", {}),

@@ -17,7 +17,10 @@ import torch
 
 import fedbayes as fb
 from fedbayes.networks.papers import network_named
-from fedbayes.training.rounds import Memory, Task, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
+from fedbayes.training.task import Task
 
 SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "text_cnn": (32,)}  # of the inputs; a text is its tokens
 WORDS = 50_000

@@ -32,8 +32,9 @@ from fedbayes.methods import METHODS, Method
 from fedbayes.networks.papers import network_named
 from fedbayes.papers.cells import commit, device_name
 from fedbayes.runs.evaluation import predictions
-from fedbayes.training.rounds import Memory, prepare, rounds_together
-from fedbayes.training.run import Run
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory, Run
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "natural.json"
 SEEDS = range(5)

@@ -18,7 +18,9 @@ from measure import SHAPES, Figures, federation, wait
 
 import fedbayes as fb
 from fedbayes.networks.papers import network_named
-from fedbayes.training.rounds import Memory, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 CLIENTS = {"private": "clients", "noise_multiplier": 1.0}
 ROWS = {"private": "rows", "noise_multiplier": 1.0}

@@ -33,7 +33,10 @@ from fedbayes.networks.papers import network_named
 from fedbayes.posterior.values import Gaussian
 from fedbayes.runs import rows
 from fedbayes.runs.own import rows_on_disk
-from fedbayes.training.rounds import Memory, Task, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
+from fedbayes.training.task import Task
 
 HERE = Path(__file__).parent
 MILLION, UPLOADS = 10**6, 1000

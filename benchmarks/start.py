@@ -117,7 +117,9 @@ def start(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
 
     import fedbayes as fb
     from fedbayes.engine import compiled
-    from fedbayes.training.rounds import Memory, prepare, rounds
+    from fedbayes.training.prepare import prepare
+    from fedbayes.training.rounds import rounds
+    from fedbayes.training.run import Memory
 
     network, name = case.network()
     data = federation(case.shape, [arguments.rows] * case.clients)

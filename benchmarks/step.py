@@ -16,7 +16,7 @@ from measure import SHAPES, Figures, federation
 import fedbayes as fb
 from fedbayes.engine.steps import Steps
 from fedbayes.networks.papers import network_named
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 ROWS, EPOCHS, BATCH = 600, 5, 10
 STEPS = EPOCHS * ROWS // BATCH

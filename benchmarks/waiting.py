@@ -33,7 +33,9 @@ from torch import nn
 import fedbayes as fb
 from fedbayes.data.ragged import Ragged
 from fedbayes.federation.delays import uniform
-from fedbayes.training.rounds import Memory, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 CLIENTS, COHORT, BUFFER = 100, 20, 10
 # Rows and the target of each set. Both were changed after short looks at test accuracy: they were not set blind.

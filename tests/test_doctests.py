@@ -21,7 +21,7 @@ OF_FLOWER = ("flwr", "grpc", "cryptography", "httpx", "uvicorn", "starlette")  #
 
 
 def test_the_walk_finds_the_core():
-    assert {"fedbayes.posterior.layout", "fedbayes.federation.pool", "fedbayes.training.rounds"} <= set(CORE)
+    assert {"fedbayes.posterior.layout", "fedbayes.federation.pool", "fedbayes.training.fit"} <= set(CORE)
 
 
 @pytest.mark.parametrize("name", CORE)
@@ -37,6 +37,6 @@ def test_docstring_examples_hold(name):
     assert doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
 
 
-@pytest.mark.parametrize("name", ["fedbayes.posterior.layout", "fedbayes.federation.pool", "fedbayes.training.rounds"])
+@pytest.mark.parametrize("name", ["fedbayes.posterior.layout", "fedbayes.federation.pool", "fedbayes.training.fit"])
 def test_the_entry_points_have_examples(name):
     assert doctest.testmod(importlib.import_module(name)).attempted > 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedbayes.runs.folder import load
     from fedbayes.runs.saved import save
     from fedbayes.training.estimators import FederatedClassifier, FederatedRegressor
-    from fedbayes.training.rounds import fit
+    from fedbayes.training.fit import fit
     from fedbayes.training.run import Run
 
 # OpenMP threads that spin while they wait bring a machine to its knees as soon as another process is busy on it.
@@ -74,7 +74,7 @@ _HOMES = {
     "Layout": "fedbayes.posterior.layout",
     "Point": "fedbayes.posterior.values",
     "Run": "fedbayes.training.run",
-    "fit": "fedbayes.training.rounds",
+    "fit": "fedbayes.training.fit",
     "load": "fedbayes.runs.folder",
     "pool": "fedbayes.federation.pool",
     "profile": "fedbayes.engine.clock",

@@ -19,8 +19,10 @@ from fedbayes.model.curvature import of_outputs
 from fedbayes.model.likelihood import LIKELIHOODS, normal
 from fedbayes.noise import Tape
 from fedbayes.posterior.values import Gaussian
-from fedbayes.training.rounds import Memory, fit, prepare
+from fedbayes.training.fit import fit
+from fedbayes.training.prepare import prepare
 from fedbayes.training.rounds import rounds as every_round
+from fedbayes.training.run import Memory
 
 
 class Exact(NamedTuple):

@@ -19,7 +19,10 @@ from fedbayes.data import from_clients
 from fedbayes.methods import Composed
 from fedbayes.model.likelihood import normal
 from fedbayes.posterior.values import Gaussian
-from fedbayes.training.rounds import Memory, fit, prepare, rounds
+from fedbayes.training.fit import fit
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 ROUNDS = 60
 # One of each way to answer late.

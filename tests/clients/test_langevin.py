@@ -11,7 +11,7 @@ from fedbayes.errors import InputError
 from fedbayes.federation.round import open_round
 from fedbayes.methods import fedavg, fedppd
 from fedbayes.noise import Tape, normals
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 
 def _clients(sizes=(23, 12, 30), seed=0):

@@ -14,8 +14,10 @@ from fedbayes.errors import InputError
 from fedbayes.methods import Composed
 from fedbayes.model.likelihood import normal
 from fedbayes.posterior.values import Gaussian, softplus_inverse
-from fedbayes.training.rounds import Memory, fit, prepare
+from fedbayes.training.fit import fit
+from fedbayes.training.prepare import prepare
 from fedbayes.training.rounds import rounds as every_round
+from fedbayes.training.run import Memory
 
 SCALE = 0.5
 

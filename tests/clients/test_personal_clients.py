@@ -15,7 +15,9 @@ from fedbayes.errors import InputError
 from fedbayes.noise import Tape
 from fedbayes.posterior.layout import Layout
 from fedbayes.posterior.values import Gaussian, softplus_inverse
-from fedbayes.training.rounds import Memory, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 
 def federation(clients: int = 4, n: int = 12) -> fb.data.Clients:

@@ -14,7 +14,7 @@ from fedbayes.federation.round import open_round
 from fedbayes.methods import Setting, fedavg, fedprox
 from fedbayes.model.likelihood import categorical
 from fedbayes.noise import Tape
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 
 def _net() -> nn.Module:

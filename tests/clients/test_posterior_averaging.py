@@ -12,7 +12,7 @@ from fedbayes.engine.batches import schedule
 from fedbayes.federation.round import open_round
 from fedbayes.methods import fedpa
 from fedbayes.model.likelihood import normal
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 
 def _dense(start, samples, rho):

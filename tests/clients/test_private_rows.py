@@ -23,7 +23,9 @@ from fedbayes.model.estimators import plan
 from fedbayes.model.likelihood import categorical, normal
 from fedbayes.model.model import Model
 from fedbayes.noise import Key, Tape, normals
-from fedbayes.training.rounds import Memory, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
 CLIP, NOISE = 0.5, 1.3

@@ -10,7 +10,7 @@ from fedbayes.federation.round import open_round
 from fedbayes.methods import METHODS, fedavg, fedswag
 from fedbayes.posterior.lowrank import LowRank, mean_covariance
 from fedbayes.posterior.values import load, save
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 
 def _clients(sizes=(23, 12, 30)):

@@ -24,7 +24,9 @@ from fedbayes.model.likelihood import categorical, normal
 from fedbayes.model.model import Model
 from fedbayes.noise import Tape, normals
 from fedbayes.posterior.values import Gaussian
-from fedbayes.training.rounds import Memory, prepare, rounds_together
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory
 
 
 def _net() -> nn.Module:

@@ -9,7 +9,8 @@ from test_file_formats import write_cifar_tar
 
 from fedbayes.experiments.build import build
 from fedbayes.papers.fedppd import experiment_of
-from fedbayes.training.rounds import Memory, rounds
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 
 def _one_round(x, **changes):

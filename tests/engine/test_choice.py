@@ -12,7 +12,9 @@ from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import Loop
 from fedbayes.engine.stacked import Stacked
 from fedbayes.errors import InputError
-from fedbayes.training.rounds import Task, prepare, train
+from fedbayes.training.fit import train
+from fedbayes.training.prepare import prepare
+from fedbayes.training.task import Task
 
 SITES = from_clients([(torch.randn(20, 1, 6, 6), torch.randint(3, (20,))) for _ in range(4)], classes=3)
 

@@ -15,7 +15,9 @@ from fedbayes.engine.stacked import run_all
 from fedbayes.methods import method_named
 from fedbayes.model.likelihood import Likelihood, categorical, custom, mean_variance, normal
 from fedbayes.model.model import Model
-from fedbayes.training.rounds import Memory, fit, prepare
+from fedbayes.training.fit import fit
+from fedbayes.training.prepare import prepare
+from fedbayes.training.run import Memory
 
 SIZES = [3, 30, 7, 16, 20]  # tenfold unequal
 

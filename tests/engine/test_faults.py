@@ -12,7 +12,10 @@ from torch.utils._pytree import tree_leaves
 import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine import chunks
-from fedbayes.training.rounds import Memory, fit, prepare, rounds_together
+from fedbayes.training.fit import fit
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory
 
 
 def sites(count: int = 4) -> fb.data.Clients:

@@ -12,7 +12,7 @@ import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine.fast import forms, fused
 from fedbayes.engine.steps import Steps, Work, stacked_step
-from fedbayes.training.rounds import fit
+from fedbayes.training.fit import fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":

@@ -15,7 +15,9 @@ from fedbayes.data import from_clients
 from fedbayes.engine.workers import share, side_by_side, threads
 from fedbayes.methods import method_named
 from fedbayes.model.call import of_this_thread
-from fedbayes.training.rounds import Memory, Run, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory, Run
 
 
 class Convolved(nn.Module):

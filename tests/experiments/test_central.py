@@ -12,7 +12,8 @@ from fedbayes.experiments.build import build, clients_of, network_of, without_fe
 from fedbayes.experiments.central import at_server
 from fedbayes.experiments.experiment import Experiment, read
 from fedbayes.runs.folder import load, run
-from fedbayes.training.rounds import evaluate, train
+from fedbayes.training.fit import train
+from fedbayes.training.run import evaluate
 
 DIGITS = Experiment(
     data="digits",

@@ -14,7 +14,7 @@ from fedbayes.experiments.build import build, network_of, without_federation
 from fedbayes.experiments.experiment import from_toml, read, to_toml, with_settings
 from fedbayes.runs import sweep
 from fedbayes.runs.sweep import members_of
-from fedbayes.training.rounds import train
+from fedbayes.training.fit import train
 
 MINE = '''
 """A user's module."""

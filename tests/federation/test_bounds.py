@@ -18,7 +18,9 @@ from fedbayes.federation.program import Context
 from fedbayes.posterior.values import Gaussian, Point
 from fedbayes.runs import checkpoint
 from fedbayes.runs.own import Index
-from fedbayes.training.rounds import Memory, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 ENGINES = ("loop", "stacked")
 HUGE = 1e30

@@ -14,7 +14,9 @@ from fedbayes.methods.distilling import Distilling, pseudo_labels
 from fedbayes.model.likelihood import categorical
 from fedbayes.model.model import Model
 from fedbayes.posterior.values import Draws, Point
-from fedbayes.training.rounds import Memory, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 P, K = 3, 4
 MEMBERS = torch.randn(K, P, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -16,7 +16,7 @@ from fedbayes.errors import Diverged, InputError
 from fedbayes.federation.changes import change_of
 from fedbayes.runs import journal
 from fedbayes.training import influence
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 FAST = {"epochs": 2, "batch": 4, "lr": 0.3}
 ENGINES = ("loop", "stacked")

@@ -20,7 +20,7 @@ from fedbayes.federation.randomness import Randomness
 from fedbayes.federation.schedule import poisson
 from fedbayes.methods import METHODS
 from fedbayes.posterior.values import Gaussian, Point
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
 CLIP = 0.7

@@ -14,11 +14,13 @@ from fedbayes.federation.round import close_round, open_round
 from fedbayes.federation.rules import Rule
 from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.methods import fedavg, fedvi, method_named
-from fedbayes.training import rounds as training
-from fedbayes.training.rounds import Memory, rounds
+from fedbayes.training.fit import fit as fit_anyhow
+from fedbayes.training.prepare import prepare as prepare_anyhow
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 # The loop engine is the specification; that others agree with it is a law of engines.
-fit, prepare = (partial(f, engine="loop") for f in (training.fit, training.prepare))
+fit, prepare = (partial(f, engine="loop") for f in (fit_anyhow, prepare_anyhow))
 
 
 def _net(outputs: int = 2) -> nn.Module:
@@ -204,7 +206,7 @@ def test_a_client_that_diverges_is_left_out_and_named(method):
 def test_a_round_in_which_all_diverge_leaves_the_posterior_as_it_was_and_is_the_last(engine):
     g = torch.Generator().manual_seed(0)
     pairs = [(1e12 * torch.randn(8, 3, generator=g), torch.randn(8, 1, generator=g)) for _ in range(2)]
-    task = training.prepare(_net(1), data.from_clients(pairs), method=fedavg(lr=1.0, **FAST), rounds=3, engine=engine)
+    task = prepare_anyhow(_net(1), data.from_clients(pairs), method=fedavg(lr=1.0, **FAST), rounds=3, engine=engine)
     ((progress, record),) = rounds(task, task.begin(), Memory())
     assert len(record["left_out"]) == 2
     assert record["stopped"] == record["diverged"]
@@ -278,7 +280,7 @@ def test_patience_counts_evaluations():
 
 def test_a_validation_score_that_is_no_number_is_never_the_best(monkeypatch):
     nlls = iter([float("nan"), 3.0, float("nan"), 2.0])
-    monkeypatch.setattr(training, "scores_on", lambda *_: {"nll": next(nlls)})
+    monkeypatch.setattr("fedbayes.training.rounds.scores_on", lambda *_: {"nll": next(nlls)})
     run = fit(nn.Linear(20, 2), _overfitting(), method=fedavg(**FAST), rounds=4, validation=0.25)
     assert run.progress.best.round == 4
     assert run.progress.best.score == 2.0

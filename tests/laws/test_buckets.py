@@ -19,7 +19,9 @@ from fedbayes.federation.program import Stage
 from fedbayes.federation.round import open_round
 from fedbayes.federation.rules import RULES
 from fedbayes.posterior.values import Gaussian, Parts
-from fedbayes.training.rounds import Memory, prepare, rounds, rounds_together
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds, rounds_together
+from fedbayes.training.run import Memory
 
 ROBUST = [name for name, rule in RULES.items() if rule.robust]
 ENGINES: list[dict[str, Any]] = [{"engine": "loop"}, {"engine": "stacked", "at_once": 3}]

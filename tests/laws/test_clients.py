@@ -28,7 +28,9 @@ from fedbayes.federation.rules import RULES
 from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.methods import Composed
 from fedbayes.model.model import Model
-from fedbayes.training.rounds import Memory, Run, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory, Run
 
 SIZES = (6, 9, 4, 12)
 

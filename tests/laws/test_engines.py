@@ -14,7 +14,10 @@ from fedbayes.engine.stacked import Stacked, run_all
 from fedbayes.engine.steps import Steps
 from fedbayes.networks.papers import network_named
 from fedbayes.posterior.values import check
-from fedbayes.training.rounds import Memory, evaluate, fit, prepare, rounds, rounds_together
+from fedbayes.training.fit import fit
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds, rounds_together
+from fedbayes.training.run import Memory, evaluate
 
 
 def sites(sizes: list[int], *, features: int = 6, classes: int = 3) -> fb.data.Clients:

@@ -8,7 +8,7 @@ import fedbayes as fb
 from fedbayes.errors import InputError
 from fedbayes.federation.rules import RULES, Rule
 from fedbayes.flower.federated import check_sums
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 
 class Largest(Rule):

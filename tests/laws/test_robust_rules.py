@@ -18,7 +18,7 @@ from fedbayes.federation.program import Contribution, Outcome
 from fedbayes.federation.robust import count_of
 from fedbayes.federation.round import open_round
 from fedbayes.federation.rules import RULES, robust_rules
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 ROBUST = [name for name, rule in RULES.items() if rule.robust]
 P = 4

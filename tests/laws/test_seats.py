@@ -26,7 +26,10 @@ from fedbayes.federation.rules import combining
 from fedbayes.federation.schedule import Plan, Scheduler
 from fedbayes.methods import Composed, Setting
 from fedbayes.posterior.values import Parts, Point
-from fedbayes.training.rounds import Memory, Run, prepare, rounds, train
+from fedbayes.training.fit import train
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory, Run
 
 ENGINES = ("loop", "stacked")
 FAST = {"epochs": 1, "batch": 4, "lr": 0.3}

@@ -27,7 +27,9 @@ from fedbayes.methods import METHODS, Method
 from fedbayes.methods.groups import Newton
 from fedbayes.options import options_of
 from fedbayes.runs.sweep import can_join, program_of
-from fedbayes.training.rounds import Memory, Task, rounds, rounds_together
+from fedbayes.training.rounds import rounds, rounds_together
+from fedbayes.training.run import Memory
+from fedbayes.training.task import Task
 
 TOLERANCE = 1e-8  # of float64: stacked products are summed in another order
 SHORT: dict[str, Any] = {

@@ -22,8 +22,8 @@ from fedbayes.report import write
 from fedbayes.runs.folder import resume
 from fedbayes.runs.folder import run as run_into
 from fedbayes.runs.sweep import sweep
-from fedbayes.training.rounds import Memory, rounds_together
-from fedbayes.training.run import Run
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory, Run
 
 SMALL: dict[str, Any] = {"batch": 5, "epochs": 1, "test_draws": 2, "samples": 2, "lr": 0.01}
 FLOW = {"flow_epochs": 1, "flow_batch": 4, "flow_length": 2, "flow_draws": 2}  # where personal models are refined

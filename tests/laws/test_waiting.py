@@ -9,7 +9,7 @@ from test_engines import METHODS, NETWORKS, UNEQUAL, sites
 import fedbayes as fb
 from fedbayes.errors import InputError
 from fedbayes.methods import METHODS as TABLE
-from fedbayes.training.rounds import fit
+from fedbayes.training.fit import fit
 
 # Every row of the engines' table that can't be buffered, and a word of the reason.
 REFUSED = {

@@ -12,9 +12,11 @@ from fedbayes.errors import InputError
 from fedbayes.federation.cohorts import cohort_of
 from fedbayes.federation.round import predicting
 from fedbayes.model.likelihood import normal
+from fedbayes.training.fit import fit
 from fedbayes.training.observation import observation_noise
-from fedbayes.training.rounds import Memory, fit, prepare, rounds, rounds_together
-from fedbayes.training.run import with_noise
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds, rounds_together
+from fedbayes.training.run import Memory, with_noise
 
 
 def line(weight: float = 0.0) -> nn.Module:

@@ -21,7 +21,7 @@ from fedbayes.model.estimators import flipout
 from fedbayes.model.stacked_convolution import convolution as stacked
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import Tape
-from fedbayes.training.rounds import fit
+from fedbayes.training.fit import fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fedbayes.experiments.build import build
 from fedbayes.methods import method_named
 from fedbayes.papers.admm import SETS, TABLES, cells, findings, measured, small
-from fedbayes.training.rounds import train
+from fedbayes.training.fit import train
 
 
 def test_every_method_is_on_every_set_with_options_that_it_takes() -> None:

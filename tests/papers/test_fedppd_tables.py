@@ -20,7 +20,7 @@ from fedbayes.papers.fedppd import TABLES
 from fedbayes.papers.rows import rows_of
 from fedbayes.papers.seeds import SEEDS
 from fedbayes.runs.active import Active
-from fedbayes.training.rounds import fit
+from fedbayes.training.fit import fit
 
 PLACES = [
     ("fedppd-1", "MNIST", "FedAvg", "accuracy", 0.9774),

@@ -14,7 +14,9 @@ from fedbayes.federation.cohorts import cohort_of
 from fedbayes.posterior.values import Gaussian
 from fedbayes.runs import rows
 from fedbayes.runs.own import Index, OwnFiles, rows_on_disk
-from fedbayes.training.rounds import Memory, prepare, rounds
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds
+from fedbayes.training.run import Memory
 
 CPU = torch.device("cpu")
 

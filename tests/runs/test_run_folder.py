@@ -18,7 +18,7 @@ from fedbayes.experiments.experiment import Experiment, read, to_toml
 from fedbayes.runs import checkpoint, sealed
 from fedbayes.runs.folder import Watch, load, resume, run
 from fedbayes.runs.records import arrays_in, runs_in
-from fedbayes.training.rounds import fit
+from fedbayes.training.fit import fit
 
 
 def files(folder) -> dict[str, bytes]:

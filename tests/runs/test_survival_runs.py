@@ -18,7 +18,9 @@ from fedbayes.export.program import export
 from fedbayes.methods import METHODS
 from fedbayes.report import write
 from fedbayes.runs.folder import run
-from fedbayes.training.rounds import Memory, Task, rounds, rounds_together
+from fedbayes.training.rounds import rounds, rounds_together
+from fedbayes.training.run import Memory
+from fedbayes.training.task import Task
 
 sys.path.append(str(Path(__file__).parents[1] / "flower"))
 

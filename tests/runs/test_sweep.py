@@ -16,7 +16,9 @@ from fedbayes.experiments.experiment import Experiment, to_toml, with_settings
 from fedbayes.runs.folder import load, locked, resume, run
 from fedbayes.runs.records import runs_in
 from fedbayes.runs.sweep import members_of, program_of, sweep, values_of
-from fedbayes.training.rounds import Memory, rounds_together, train
+from fedbayes.training.fit import train
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory
 
 DIGITS = Experiment(
     data="digits",

@@ -11,7 +11,7 @@ from fedbayes.federation.rules import Rule
 from fedbayes.methods import METHODS, fedavg, feduab, fedvi, method_named
 from fedbayes.model.likelihood import bernoulli, custom, normal
 from fedbayes.options import options_of
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 FAST = {"epochs": 1, "batch": 5}
 SMALL = {"rounds": 2, "cohort": 2, "engine": "loop"}

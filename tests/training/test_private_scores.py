@@ -10,8 +10,8 @@ from torch import nn
 import fedbayes as fb
 from fedbayes.errors import InputError
 from fedbayes.federation.accounting import Spent, epsilon_of
+from fedbayes.training.prepare import prepare
 from fedbayes.training.private_scores import LENGTH, _pairs, largest, noisy_scores
-from fedbayes.training.rounds import prepare
 
 pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
 PRIVATE: dict[str, Any] = {"epsilon": 3.0, "private_scores": 0.2, "private_seed": 0, "delta": 1e-5}

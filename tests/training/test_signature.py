@@ -7,7 +7,7 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.errors import InputError
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 
 
 def test_fit_shows_its_arguments():

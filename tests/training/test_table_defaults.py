@@ -13,7 +13,7 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import from_toml
 from fedbayes.model.class_weights import class_weights, weighted
 from fedbayes.model.likelihood import categorical
-from fedbayes.training.rounds import prepare
+from fedbayes.training.prepare import prepare
 from fedbayes.training.settings import FOR_TABLES
 from fedbayes.training.showing import following
 

@@ -30,9 +30,11 @@ from fedbayes.networks.papers import network_named
 from fedbayes.noise import seeded
 from fedbayes.options import options_of
 from fedbayes.training.defaults import default_likelihood, options_by
+from fedbayes.training.fit import pretrained
 from fedbayes.training.personal import Federation
-from fedbayes.training.rounds import Task, prepare, pretrained
+from fedbayes.training.prepare import prepare
 from fedbayes.training.settings import ROWS
+from fedbayes.training.task import Task
 
 
 def build(experiment: Experiment, *, network: nn.Module | None = None, clients: Clients | None = None) -> Task:

@@ -27,8 +27,9 @@ from fedbayes.flower.remote import Remote, counted
 from fedbayes.flower.total import Total
 from fedbayes.flower.wire import Letter, write
 from fedbayes.runs.folder import Step
-from fedbayes.training.rounds import Progress, Task, close, judged
+from fedbayes.training.rounds import close, judged
 from fedbayes.training.run import OwnStore
+from fedbayes.training.task import Progress, Task
 
 NODES = 1.0  # seconds between two looks at who is online
 

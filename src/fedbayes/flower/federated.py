@@ -29,8 +29,9 @@ from fedbayes.posterior.values import FullGaussian
 from fedbayes.runs.folder import Carrier, Run, Step, Watch
 from fedbayes.runs.folder import run as run_into
 from fedbayes.runs.recording import write_once
-from fedbayes.training.rounds import Progress, Task, rounds
+from fedbayes.training.rounds import rounds
 from fedbayes.training.run import OwnStore
+from fedbayes.training.task import Progress, Task
 
 TOKEN = "federation"  # the file that names a run to its clients, so that they tell it from others
 

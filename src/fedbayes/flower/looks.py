@@ -28,8 +28,8 @@ from fedbayes.posterior.values import Parts
 from fedbayes.runs.calibrated import Calibrated
 from fedbayes.scores.conformal import conformal_threshold
 from fedbayes.scores.label_shift import mix_by_em, mix_of_labels
-from fedbayes.training.rounds import Progress
 from fedbayes.training.run import Run
+from fedbayes.training.task import Progress
 from fedbayes.training.tested import predict_with
 
 COUNTS = "calibration"  # the array of added histograms in a letter, beside the posterior's

@@ -22,7 +22,7 @@ from fedbayes.flower.settings import checked
 from fedbayes.flower.shown import LEAST
 from fedbayes.flower.wire import Coding, Head, Letter, Refused, head_of, layouts_of, read
 from fedbayes.posterior.values import Parts
-from fedbayes.training.rounds import Task
+from fedbayes.training.task import Task
 
 TOLD = "told."  # before the name of a number in a head
 QUERY, TRAIN, EVALUATE, REFINE = "query", "train", "evaluate", "evaluate.refine"

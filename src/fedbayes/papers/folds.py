@@ -22,8 +22,10 @@ from fedbayes.model.predictive import Predictive, predictive
 from fedbayes.networks.papers import network_named
 from fedbayes.posterior.values import Draws, Parts
 from fedbayes.scores import regression
-from fedbayes.training.rounds import Task, prepare, rounds_together
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
 from fedbayes.training.run import Memory, with_noise
+from fedbayes.training.task import Task
 from fedbayes.training.tested import predict_with
 
 Scores = dict[str, float]

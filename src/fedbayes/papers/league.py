@@ -31,8 +31,8 @@ from fedbayes.papers.seeds import SEEDS, content_of, contents, file_name
 from fedbayes.papers.seeds import train as train_seeds
 from fedbayes.runs.evaluation import predictions
 from fedbayes.scores import SUMS, auroc, risk_of, survival_calibration
-from fedbayes.training.rounds import Memory, rounds_together
-from fedbayes.training.run import Run
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

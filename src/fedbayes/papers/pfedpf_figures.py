@@ -14,7 +14,7 @@ from fedbayes.methods import fedavg_pf
 from fedbayes.networks.papers import network_named
 from fedbayes.papers.drawing import save
 from fedbayes.papers.refinement import confidence, personal_runs
-from fedbayes.training.rounds import fit
+from fedbayes.training.fit import fit
 from fedbayes.training.run import Run
 
 SHOWN: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from fedbayes.posterior.values import Parts
 from fedbayes.runs import sealed
 from fedbayes.runs.own import Index
 from fedbayes.training.private import Accounts
-from fedbayes.training.rounds import Best, Progress, Task
+from fedbayes.training.task import Best, Progress, Task
 
 KEPT = 2
 ROW = "run"

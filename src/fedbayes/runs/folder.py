@@ -22,8 +22,10 @@ from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CONFIG, SAVED, Recording, write_once
 from fedbayes.training import hub
 from fedbayes.training.callbacks import called_back
-from fedbayes.training.rounds import Progress, Task, refuse_diverged, rounds
+from fedbayes.training.fit import refuse_diverged
+from fedbayes.training.rounds import rounds
 from fedbayes.training.run import Run
+from fedbayes.training.task import Progress, Task
 
 Step = tuple[Progress, journal.Record]
 LOCK = ".lock"

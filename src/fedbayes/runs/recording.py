@@ -13,8 +13,8 @@ from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.files import write_atomically
 from fedbayes.runs import checkpoint, coding, evaluation, journal
 from fedbayes.runs.own import OwnFiles
-from fedbayes.training.rounds import Progress, Task
 from fedbayes.training.run import Run
+from fedbayes.training.task import Progress, Task
 
 CONFIG = "config.toml"
 SAVED = "own"  # the network that a folder names where it was written by `fb.save`

@@ -34,8 +34,9 @@ from fedbayes.options import options_of
 from fedbayes.runs import journal
 from fedbayes.runs.folder import SWEEP, Watch, locked, refuse_another, train
 from fedbayes.runs.recording import Recording, write_once
-from fedbayes.training.rounds import Task, rounds_together
+from fedbayes.training.rounds import rounds_together
 from fedbayes.training.run import Run
+from fedbayes.training.task import Task
 
 # Keys of an experiment in which members of one tensor program may differ.
 FREE = {name for name, f in options_of(Experiment).items() if f.metadata["kind"] == "server"}

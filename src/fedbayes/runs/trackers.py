@@ -15,8 +15,8 @@ from fedbayes.files import write_atomically
 from fedbayes.runs import journal
 from fedbayes.runs.folder import Watch, experiment_in
 from fedbayes.training.flat import flat
-from fedbayes.training.rounds import Task
 from fedbayes.training.run import Run
+from fedbayes.training.task import Task
 
 RUN_ID = "mlflow.txt"  # in a run folder: the MLflow run that it is tracked as
 WANDB_ID = "wandb.txt"  # the same of Weights & Biases

@@ -25,8 +25,8 @@ from fedbayes.data.values import Values, canonical
 from fedbayes.errors import InputError
 from fedbayes.model.predictive import Predictive
 from fedbayes.training.defaults import default_likelihood, network_for
+from fedbayes.training.fit import train
 from fedbayes.training.prepare import prepare
-from fedbayes.training.rounds import train
 from fedbayes.training.run import Run
 from fedbayes.training.task import Task
 
