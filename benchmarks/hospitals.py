@@ -36,7 +36,7 @@ from fedbayes.files import write_atomically
 from fedbayes.model.predictive import joined
 from fedbayes.networks.papers import network_named
 from fedbayes.papers.cells import commit
-from fedbayes.papers.league import in_sets
+from fedbayes.papers.league_scores import in_sets
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "hospitals.json"
 SPLITS, SPLITS_OF_SETS, INNER, SEEDS, BINS, SURE = 100, 30, 10, 5, 10, 0.9

@@ -11,7 +11,7 @@ from fedbayes.federation.cohorts import cohort_size
 from fedbayes.federation.contributions import contribute
 from fedbayes.federation.program import Context
 from fedbayes.federation.round import close_round, open_round
-from fedbayes.federation.rules import Rule
+from fedbayes.federation.rule import Rule
 from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.methods import fedavg, fedvi, method_named
 from fedbayes.training.fit import fit as fit_anyhow

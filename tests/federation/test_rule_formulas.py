@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedbayes import Draws, FullGaussian, Gaussian, Layout, Point, pool
-from fedbayes.federation.rules import DWC_FLOOR, RULES, rule_named
+from fedbayes.federation.encodings import DWC_FLOOR
+from fedbayes.federation.rules import RULES, rule_named
 
 # Formulas of the papers: m, s [K, P], w [K] normalised, (m0, s0) the broadcast -> mean, variance.
 

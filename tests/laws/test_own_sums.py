@@ -6,7 +6,8 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.errors import InputError
-from fedbayes.federation.rules import RULES, Rule
+from fedbayes.federation.rule import Rule
+from fedbayes.federation.rules import RULES
 from fedbayes.flower.federated import check_sums
 from fedbayes.training.prepare import prepare
 

@@ -22,7 +22,7 @@ from fedbayes.federation.program import (
     Transform,
 )
 from fedbayes.federation.round import open_round
-from fedbayes.federation.rules import combining
+from fedbayes.federation.rule import combining
 from fedbayes.federation.schedule import Plan, Scheduler
 from fedbayes.methods import Composed, Setting
 from fedbayes.posterior.values import Parts, Point

@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 from fedbayes.errors import InputError
 from fedbayes.papers import league
 from fedbayes.papers.cells import Request
-from fedbayes.papers.league import in_sets
+from fedbayes.papers.league_scores import in_sets
 from fedbayes.papers.ranks import ranks_of
 from fedbayes.papers.tables import run_league
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.federation.round import open_round
-from fedbayes.federation.rules import Rule
+from fedbayes.federation.rule import Rule
 from fedbayes.methods import METHODS, fedavg, feduab, fedvi, method_named
 from fedbayes.model.likelihood import bernoulli, custom, normal
 from fedbayes.options import options_of

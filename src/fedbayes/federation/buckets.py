@@ -12,7 +12,8 @@ from fedbayes.errors import InputError
 from fedbayes.federation.pooling import static_rules
 from fedbayes.federation.program import Program
 from fedbayes.federation.robust import count_of
-from fedbayes.federation.rules import RULES, Rule
+from fedbayes.federation.rule import Rule
+from fedbayes.federation.rules import RULES
 from fedbayes.federation.weighting import WEIGHTINGS
 
 ROBUST = ", ".join(name for name, rule in RULES.items() if rule.robust)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedbayes.errors import shown
 from fedbayes.federation.robust import MINORITY, OUTLIERS
-from fedbayes.federation.rules import Rule, Statistics, added, rule_named
+from fedbayes.federation.rule import Rule, Statistics, added
+from fedbayes.federation.rules import rule_named
 from fedbayes.options import is_number
 from fedbayes.posterior.values import Draws, Gaussian, Point, Posterior, check
 

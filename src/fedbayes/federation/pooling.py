@@ -21,7 +21,8 @@ from fedbayes.federation.program import (
     Program,
     Terms,
 )
-from fedbayes.federation.rules import RULES, Rule, largest
+from fedbayes.federation.rule import Rule
+from fedbayes.federation.rules import RULES, largest
 from fedbayes.federation.sums import add_terms
 from fedbayes.model.model import Model, is_static
 from fedbayes.posterior.lowrank import mean_covariance

@@ -19,7 +19,8 @@ from fedbayes.clients.partitioned import PRIVATE_CLIP
 from fedbayes.errors import InputError
 from fedbayes.federation.changes import ROWS, trained_parts
 from fedbayes.federation.program import Mechanism, Order, Outcome, Program, Terms, Transform
-from fedbayes.federation.rules import RULES, Rule, Statistics
+from fedbayes.federation.rule import Rule, Statistics
+from fedbayes.federation.rules import RULES
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting
 from fedbayes.model.model import is_static
 from fedbayes.posterior.values import Posterior

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbayes.clients.client import Client, Own
 from fedbayes.federation.flight import Flight
 from fedbayes.federation.kept import Kept
-from fedbayes.federation.rules import Rule, Statistics
+from fedbayes.federation.rule import Rule, Statistics
 from fedbayes.federation.weighting import Weighting
 from fedbayes.model.model import Model
 from fedbayes.noise import address

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbayes.federation.encodings import DWC_FLOOR
 from fedbayes.federation.program import Context, Stage
-from fedbayes.federation.rules import DWC_FLOOR
 from fedbayes.posterior.values import Gaussian, Parts, Point, map_tensors
 
 SITES = "sites"

@@ -9,6 +9,7 @@ import torch
 
 from fedbayes.errors import InputError
 from fedbayes.federation.changes import started
+from fedbayes.federation.encodings import DWC_FLOOR
 from fedbayes.federation.moves import Move, floored, moved_mean, moved_moments, moved_naturals
 from fedbayes.federation.program import (
     COUNTS,
@@ -21,7 +22,6 @@ from fedbayes.federation.program import (
     Terms,
 )
 from fedbayes.federation.round import merged
-from fedbayes.federation.rules import DWC_FLOOR
 from fedbayes.federation.sites import SITES, Naturals, changes, gaussian, naturals
 from fedbayes.model.model import is_static
 from fedbayes.posterior.values import Gaussian, Parts

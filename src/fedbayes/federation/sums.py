@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from fedbayes.federation.program import COUNTS, Program, Terms
-from fedbayes.federation.rules import Rule, added, counted
+from fedbayes.federation.rule import Rule, added
+from fedbayes.federation.rules import counted
 
 Totals = dict[int | None, Terms]  # by bucket; without buckets there is one, under None
 

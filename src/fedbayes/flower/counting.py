@@ -9,7 +9,7 @@ import torch
 from fedbayes.clients.client import Info, Upload
 from fedbayes.errors import InputError
 from fedbayes.federation.program import FederationState, Order, Program
-from fedbayes.federation.rules import Rule
+from fedbayes.federation.rule import Rule
 from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.flower.asking import Asking
 from fedbayes.flower.kept import Kept

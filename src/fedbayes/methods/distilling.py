@@ -12,7 +12,7 @@ from torch import Tensor
 from fedbayes.clients.soft import soft
 from fedbayes.federation.distil import FITS, Place, ensemble
 from fedbayes.federation.program import Program
-from fedbayes.federation.rules import Rule
+from fedbayes.federation.rule import Rule
 from fedbayes.federation.stages import distillation
 from fedbayes.methods.groups import optimiser_named
 from fedbayes.methods.method import Method, Setting

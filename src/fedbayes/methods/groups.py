@@ -12,7 +12,8 @@ from fedbayes.clients.schedules import WITHIN
 from fedbayes.federation.buckets import bucketed, spoilt_share
 from fedbayes.federation.program import Program, Stage
 from fedbayes.federation.robust import MINORITY, OUTLIERS
-from fedbayes.federation.rules import Rule, rule_named
+from fedbayes.federation.rule import Rule
+from fedbayes.federation.rules import rule_named
 from fedbayes.federation.stages import server_step, statistics_again
 from fedbayes.methods.method import Method, Setting
 from fedbayes.options import (

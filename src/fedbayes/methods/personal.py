@@ -11,7 +11,8 @@ from fedbayes.clients.bilevel import bilevel, own_model
 from fedbayes.clients.home import Split, keep_home, whole_model
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Personal, Program
-from fedbayes.federation.rules import RULES, Rule
+from fedbayes.federation.rule import Rule
+from fedbayes.federation.rules import RULES
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting
 from fedbayes.methods.groups import Descent, Newton, PaperDraws, Robustness, optimiser_named
 from fedbayes.methods.method import Setting

@@ -12,7 +12,8 @@ from fedbayes.clients.point import LINEAR, PointStep, point
 from fedbayes.errors import InputError
 from fedbayes.federation.pooling import check_rules, static_rules
 from fedbayes.federation.program import NOISE, Pooling, Prediction, Program
-from fedbayes.federation.rules import RULES, Rule, rule_named
+from fedbayes.federation.rule import Rule
+from fedbayes.federation.rules import RULES, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import check_batch, check_dropout, in_schedule, is_linear, model_of, row_normals
 from fedbayes.methods.groups import Descent, Robustness, Schedule, ServerStep, Statistics, optimiser_named

@@ -15,7 +15,8 @@ from fedbayes.clients.variational import KL_WEIGHTS, VariationalStep, chain_for,
 from fedbayes.errors import InputError
 from fedbayes.federation.pooling import check_rules, static_rules
 from fedbayes.federation.program import Pooling, Prediction, Program
-from fedbayes.federation.rules import RULES, Rule, rule_named
+from fedbayes.federation.rule import Rule
+from fedbayes.federation.rules import RULES, rule_named
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting, weighting_named
 from fedbayes.methods.composition import batch_like, check_batch, check_points, in_schedule, model_of, row_normals
 from fedbayes.methods.groups import (

@@ -10,9 +10,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,26 +21,19 @@ from fedbayes.experiments.build import build, clients_of, without_federation
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.files import write_atomically
 from fedbayes.methods import METHODS
-from fedbayes.model.predictive import Predictive, joined
+from fedbayes.model.predictive import joined
 from fedbayes.options import options_of
 from fedbayes.papers.cells import Cell, Request, Table, chosen
-from fedbayes.papers.layout import Layout, Row, Texts
-from fedbayes.papers.ranks import Ranks, ranks_of
+from fedbayes.papers.layout import Layout
+from fedbayes.papers.league_page import GIVEN, LEGEND, LOCAL, METRICS, POOLED, texts
+from fedbayes.papers.league_scores import WORST_NLL, judged, scores_of
 from fedbayes.papers.seeds import SEEDS, content_of, contents, file_name
 from fedbayes.papers.seeds import train as train_seeds
-from fedbayes.runs.evaluation import predictions
-from fedbayes.scores import SUMS, auroc, risk_of, survival_calibration
 from fedbayes.training.rounds import rounds_together
 from fedbayes.training.run import Memory, Run
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-GIVEN = "as given"  # the split that a federation came with
 MULTIPLES = (0.2, 1.0, 3.0, 6.0)
 FIRST = (0,)  # seeds of the runs by which a rate is chosen
-WORST_NLL, SURE = 99.0, 0.9
-LOCAL, POOLED = "local", "pooled"
 
 
 class Federation(NamedTuple):
@@ -75,7 +67,6 @@ FEDERATIONS: dict[str, Federation] = {
         without=("laplace", *REFINED),
     ),
 }
-BY_SITES = ("fedavg_pf", "pfedbayes")  # whose models are personal, though there is a global one too
 BY_SERVER = ("fedbe", "fedppd_distill")  # train on rows of the server, of which a natural federation has none
 
 
@@ -104,50 +95,6 @@ def experiment_of(name: str, method: str, split: str = GIVEN, lr: float | None =
         evaluate_every=f.rounds,
         options=options | ({} if lr is None else {"lr": lr}),
     )
-
-
-def judged(run: Run) -> dict[str, float]:
-    """The scores of a trained run on test rows: of all, and at the site where they are worst."""
-    diverged = float(bool(run.journal) and "diverged" in run.journal[-1])
-    if run.task.method in BY_SITES:
-        prediction = run.task.program.prediction._replace(whole=False)
-        run = replace(run, task=replace(run.task, program=run.task.program._replace(prediction=prediction)))
-    try:
-        p, rows, homes = predictions(run)
-        assert p is not None  # every federation has test rows
-        owner = run.task.clients.data.test_owner
-        if len(homes) == 1 and owner is not None:  # all rows in one place; they still came from somewhere
-            homes = [(owner == k).nonzero().flatten() for k in owner.unique()]
-        return {**scores_of(p.cpu(), run.task.clients.data.test_y[rows], homes), "diverged": diverged}
-    except (NotFinite, RuntimeError):
-        return {"nll": WORST_NLL, "diverged": 1.0}
-
-
-def scores_of(p: Predictive, y: torch.Tensor, homes: Sequence[torch.Tensor]) -> dict[str, float]:
-    """NLL, ECE, AUROC and the coverage of sets at the worst site; of survival concordance, Brier and calibration."""
-    decode = SUMS[p.kind][1]
-    scores = decode(p.sums(y))
-    sites = [rows for rows in homes if len(rows)]
-    each = [decode(p.at(rows).sums(y[rows]))["nll"] for rows in sites]
-    names = [name for name in ("nll", "ece", "accuracy", "concordance", "brier") if name in scores]
-    table = {name: scores[name] for name in names} | {"worst_nll": min(max(each), WORST_NLL)}
-    table["nll"] = min(table["nll"], WORST_NLL)
-    if p.kind == "survival":
-        middle = len(p.times) // 2
-        error = survival_calibration(p.survival[:, middle], y, p.times[middle], min(5, len(y))).error
-        return table | {"calibration": error, "risk_spread": float(risk_of(p.survival).std())}
-    covered = in_sets(p.probs, y).double()
-    table["worst_coverage"] = min(float(covered[rows].mean()) for rows in sites)
-    if p.probs.shape[1] == 2 and 0 < int(y.sum()) < len(y):
-        table["auroc"] = auroc(p.probs[y == 0, 1], p.probs[y == 1, 1])
-    return table
-
-
-def in_sets(probs: torch.Tensor, y: torch.Tensor, level: float = SURE) -> torch.Tensor:
-    """Whether the likeliest classes that together have at least `level` hold the true one."""
-    mine = probs.gather(1, y[:, None])
-    likelier = torch.where(probs > mine, probs, 0).sum(1)
-    return likelier < level
 
 
 def _has_rate(method: str) -> bool:
@@ -271,110 +218,6 @@ def _of_sites(runs: Sequence[Run], sites: Clients) -> dict[str, float]:
         return {**scores_of(joined(pieces), sites.data.test_y[rows], homes), "diverged": 0.0}
     except (NotFinite, RuntimeError):
         return {"nll": WORST_NLL, "diverged": 1.0}
-
-
-METRICS = {
-    **{name: f"measured.{name}" for name in ("nll", "ece", "auroc", "concordance", "brier", "calibration", "accuracy")},
-    **{"worst_nll": "measured.worst_nll", "worst_coverage": "measured.worst_coverage"},
-    **{"seconds": "seconds", "bytes_up": "bytes_up"},
-}
-TITLES = {
-    "nll": "NLL ↓",
-    "ece": "ECE ↓",
-    "auroc": "AUROC ↑",
-    "concordance": "concordance ↑",
-    "brier": "Brier ↓",
-    "calibration": "calibration error ↓",
-    "accuracy": "accuracy ↑",
-    "worst_nll": "NLL, worst site ↓",
-    "worst_coverage": "90 % sets, worst site",
-    "seconds": "seconds",
-    "bytes_up": "bytes a round",
-}
-RANKED = {"nll": False, "worst_nll": False}
-
-
-def texts(row: Row) -> Texts:
-    """Seconds and bytes as whole numbers, scores with three digits."""
-    value, error = row["ours"], row["error"]
-    if row["column"] in (TITLES["seconds"], TITLES["bytes_up"]):
-        return Texts(f"{value:,.0f}" if value >= 10 else f"{value:.1f}", "", "", "")
-    return Texts(f"{value:.3f}", "" if error is None else f"{error:.3f}", "", "")
-
-
-def by_metric(rows: Sequence[Row]) -> list[Row]:
-    """Rows with metrics as columns, one block per federation and split, the best NLL first."""
-    blocks: dict[str, list[Row]] = {}
-    for row in rows:
-        block = row["group"] if row["column"] == GIVEN else f"{row['group']}, {row['column']}"
-        blocks.setdefault(block, []).append({**row, "group": block, "column": TITLES[row["metric"]]})
-    shown: list[Row] = []
-    for block in blocks.values():
-        order = {row["row"]: row["ours"] for row in block if row["metric"] == "nll"}
-        metrics = list(METRICS)
-        block.sort(key=lambda row: (order.get(row["row"], WORST_NLL), metrics.index(row["metric"])))
-        # What a cell was made with otherwise is said once, and not at each of its scores.
-        shown += [
-            {**row, "metric": "by NLL", "otherwise": row.get("otherwise", "") if row["metric"] == "nll" else ""}
-            for row in block
-        ]
-    return shown
-
-
-def ranks(rows: Sequence[Row], metric: str) -> Ranks | None:
-    """Ranks of the methods that are in all federations and splits; None where there are not two."""
-    blocks: dict[tuple[str, str], dict[str, float]] = {}
-    for row in rows:
-        if row["metric"] == metric and row["row"] not in (LOCAL, POOLED):
-            blocks.setdefault((row["group"], row["column"]), {})[row["row"]] = row["ours"]
-    if not blocks or len(set.intersection(*map(set, blocks.values()))) < 2:
-        return None
-    return ranks_of(list(blocks.values()), higher=RANKED[metric])
-
-
-def findings(rows: Sequence[Row]) -> list[str]:
-    """Mean ranks over all federations and splits, and the difference that is needed to tell two methods apart."""
-    lines = []
-    for metric in RANKED:
-        found = ranks(rows, metric)
-        if found is None:
-            continue
-        places = ", ".join(f"{name} {rank:.1f}" for name, rank in found.mean.items())
-        over = "one federation" if found.blocks == 1 else f"{found.blocks} federations and splits"
-        test = "" if isnan(found.p_value) else f"; Friedman's p = {found.p_value:.2g}"
-        lines.append(
-            f"Mean rank by {TITLES[metric].rstrip(' ↓↑')} over {over}: {places}. "
-            f"Ranks that differ by less than {found.critical:.1f} can't be told apart (Nemenyi, 5 %){test}."
-        )
-    return lines
-
-
-def picture(rows: Sequence[Row]) -> Figure | None:
-    """Mean ranks by NLL, the best on top; methods whose bars overlap with the first one's can't be told from it."""
-    from matplotlib.figure import Figure
-
-    found = ranks(rows, "nll")
-    if found is None:
-        return None
-    figure = Figure(figsize=(6.4, 1 + 0.24 * len(found.mean)), layout="constrained")
-    axes = figure.subplots()
-    places, half = range(len(found.mean)), found.critical / 2
-    axes.errorbar(list(found.mean.values()), places, xerr=half, fmt="o", ms=4, lw=1.2, color="#1b6ca8")
-    best = next(iter(found.mean.values()))
-    axes.axvspan(best - half, best + half, color="#1b6ca8", alpha=0.08, lw=0)
-    axes.set(yticks=places, xlabel="mean rank by NLL; bars: half the critical difference to either side")
-    axes.set_yticklabels(list(found.mean))
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-LEGEND = (
-    "Means over seeds ± standard errors. Every method has four tries for its learning rate, on a fifth of the training "
-    "rows, and equally many passes over the rows. Local: each site alone, judged on its own test rows; pooled: all "
-    "rows in one place. Methods with personal models are judged by these, each on its site's test rows. Seconds are "
-    "those of training, of all seeds together; bytes are one round's uploads."
-)
 
 
 def small(x: Experiment) -> Experiment:

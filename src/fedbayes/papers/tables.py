@@ -8,7 +8,7 @@ from typing import Any
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.files import write_atomically
-from fedbayes.papers import admm, aggregation, attacks, fedag, fedppd, feduab, league, pfedpf
+from fedbayes.papers import admm, aggregation, attacks, fedag, fedppd, feduab, league, league_page, pfedpf
 from fedbayes.papers.cells import Request, Table
 from fedbayes.papers.drawing import save, svg_of
 from fedbayes.papers.index import below_head, counted, index, standings
@@ -81,10 +81,10 @@ def run_league(output: Path, request: Request, *, train: bool = True) -> str:
     rows = rows_of("league", table, output, scale)
     if not rows:
         raise InputError(f"no cell of the league has been run at scale {scale}: run fedbayes league")
-    shown = league.by_metric(rows)
-    stem, drawn = "league" if scale == "paper" else f"league-{scale}", league.picture(rows)
+    shown = league_page.by_metric(rows)
+    stem, drawn = "league" if scale == "paper" else f"league-{scale}", league_page.picture(rows)
     layout = table.layout._replace(
-        findings=lambda _: league.findings(rows), drawing=lambda _: "" if drawn is None else svg_of(drawn)
+        findings=lambda _: league_page.findings(rows), drawing=lambda _: "" if drawn is None else svg_of(drawn)
     )
     table = table._replace(layout=layout)
     if drawn is not None:
