@@ -8,8 +8,8 @@ import torch
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from fedbayes.experiments.experiment import Experiment
-from fedbayes.report.confusions import by_class
-from fedbayes.report.material import Shown
+from fedbayes.report.confusions import by_class, confusions
+from fedbayes.report.material import Material, Shown
 from fedbayes.runs.margins import Margin, between_rounds, margins, over_last_rounds, resampled, scores_under, within
 from fedbayes.runs.numbers import confusion
 from fedbayes.runs.records import RunFiles
@@ -61,6 +61,16 @@ def test_the_area_of_each_class_against_the_others_is_that_of_scikit_learn():
     areas = [area for _, area in by_class(Shown(0, "a", "c0", "", run_of([0.5], arrays), {}, {})).values()]
     theirs = roc_auc_score(arrays["labels"], arrays["probs"], multi_class="ovr", average=None)
     np.testing.assert_allclose(areas, theirs)
+
+
+@pytest.mark.filterwarnings("error")
+def test_test_rows_of_one_class_have_a_matrix_and_no_curve():
+    arrays = made_up("classes")
+    of_one = {**arrays, "labels": np.zeros_like(arrays["labels"])}
+    runs = [Shown(i, "a", "c0", "", run_of([0.5], some), {}, {}) for i, some in enumerate((arrays, of_one))]
+    both, alone = (confusions(Material(some, [], [])) for some in (runs, runs[1:]))
+    assert [type(piece).__name__ for piece in both.body] == ["Figure", "Figure", "Figure", "Card"]
+    assert [type(piece).__name__ for piece in alone.body] == ["Figure", "Card"]
 
 
 def test_movement_between_rounds_is_found_beside_a_trend():

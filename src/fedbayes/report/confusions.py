@@ -28,7 +28,8 @@ def confusions(m: Material) -> Section | None:
     body: list[Figure | Card | str] = [
         Figure(f"confusion-{run.number}-{run.name}", run.name, _matrix(run), run=run.number) for run in drawn
     ]
-    curves = [run.curve(GRID, np.mean([np.interp(GRID, *roc) for roc, _ in by_class(run).values()], 0)) for run in runs]
+    found = [(run, by_class(run).values()) for run in runs]
+    curves = [run.curve(GRID, np.mean([np.interp(GRID, *roc) for roc, _ in some], 0)) for run, some in found if some]
     labels = ("others taken for it ↓", "of a class found ↑")
     chart = line_chart("ROC of the classifier", curves, *labels, across=UNIT, up=UNIT, diagonal=True)
     if chart:
