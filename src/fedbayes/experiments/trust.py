@@ -1,6 +1,6 @@
 """Whose code an experiment may name: an experiment is a program, and a file from elsewhere must not choose what is run.
 
-Without a word of the user: code in a folder that is on Python's path by the user's doing (where the command runs,
+By default: code in a folder that the user has put on Python's path (where the command runs,
 PYTHONPATH), and in installed packages that ask for fedbayes. Of other installed packages only those that are named by
 `--trust` or `trust()`; Python's own modules never, and never a file in a run folder.
 """
