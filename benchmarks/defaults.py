@@ -16,6 +16,9 @@ from measure import Figures
 
 import fedbayes as fb
 from fedbayes.networks.papers import network_named
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory
 
 METHODS = ("fedavg", "feduab", "pvi", "fedvi", "fedivon", "bayes_admm")
 SITES, ROUNDS, SEEDS, ALPHA = (10, 100), 20, (0, 1, 2), 0.3
@@ -31,13 +34,19 @@ def digits(held: bool) -> fb.data.Dataset:
     return replace(data, x=data.x[train], y=data.y[train], test_x=data.x[test], test_y=data.y[test])
 
 
-def scores(data: fb.data.Dataset, method: str, sites: int, seed: int) -> list[float]:
-    """Accuracy, NLL and the median scale after the last round."""
-    clients = data.split(fb.partition.dirichlet(ALPHA), clients=sites, seed=seed)
-    network = network_named("mlp", data.seen_shape, data.classes, seed=seed)
-    run = fb.fit(network, clients, method=method, rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS, engine="stacked")
-    last = run.journal[-1]
-    return [last["test"]["accuracy"], last["test"]["nll"], last.get("scales", {}).get("median", 0.0)]
+def scores(data: fb.data.Dataset, method: str, sites: int) -> list[list[float]]:
+    """Accuracy, NLL and the median scale after the last round, for each seed; they are trained as one program."""
+    tasks = [
+        prepare(
+            network_named("mlp", data.seen_shape, data.classes, seed=seed),
+            data.split(fb.partition.dirichlet(ALPHA), clients=sites, seed=seed),
+            method=method, rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS, engine="stacked",
+        )
+        for seed in SEEDS
+    ]  # fmt: skip
+    for entries in rounds_together(tasks, [task.begin() for task in tasks], [Memory() for _ in tasks]):
+        last = [entry[1] for entry in entries if entry is not None]
+    return [[r["test"]["accuracy"], r["test"]["nll"], r.get("scales", {}).get("median", 0.0)] for r in last]
 
 
 def main() -> None:
@@ -52,7 +61,7 @@ def main() -> None:
     figures, data = Figures(given.output, "cpu", given.commit, keep=True), digits(given.held)
     for sites in given.sites or SITES:
         for method in given.method or METHODS:
-            found = torch.tensor([scores(data, method, sites, seed) for seed in SEEDS], dtype=torch.float64)
+            found = torch.tensor(scores(data, method, sites), dtype=torch.float64)
             means, spread = found.mean(0).tolist(), found.std(0).tolist()
             figures.add(
                 f"{method}, {sites} sites", accuracy=means[0], accuracy_std=spread[0], nll=means[1], nll_std=spread[1],

@@ -21,7 +21,11 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedAvg, Adam": ("fedavg", {"optimiser": "adam", "lr": 0.001}),
     "FedUAB-1": ("feduab", {"draws": 1}),
     "FedIVON": ("fedivon", {"test_draws": 1}),
-    "FedIVON, local": ("fedivon", {"test_draws": 1, "estimator": "local"}),
+    "FedIVON, draws of weights": ("fedivon", {"test_draws": 1, "estimator": "weight"}),
+    "FedIVON, as published": (
+        "fedivon",
+        {"test_draws": 1, "estimator": "weight", "beta2": 0.9998, "curvature": "price"},
+    ),
     "Bayes-ADMM": ("bayes_admm", {"test_draws": 1, "estimator": "weight"}),
 }
 SETTINGS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {  # hidden layers, cohort, options
@@ -38,8 +42,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="settings whose names hold this")
     parser.add_argument("--method", action="append", choices=METHODS, help="one or several; all by default")
     parser.add_argument("--output", type=Path, default=Path("docs/results/bench-ivon.json"))
+    parser.add_argument("--commit", help="of the code, where there is no repository")
     given = parser.parse_args()
-    figures = Figures(given.output, given.device)
+    figures = Figures(given.output, given.device, given.commit)
     clients = federation((1, 28, 28), [given.rows] * 100)
     how = "graph" if given.device == "cuda" else "off"
     for setting, (hidden, cohort, options) in SETTINGS.items():

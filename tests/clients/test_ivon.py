@@ -62,25 +62,38 @@ def test_two_hundred_steps_are_those_of_ivon_opt(case: str) -> None:
             torch.testing.assert_close(state.vectors["precision"] / N - DELTA, curvature, rtol=1e-6, atol=1e-6)
 
 
-def sites() -> list[tuple[torch.Tensor, torch.Tensor]]:
+def sites(common: float = 0.3, apart: float = 0.0, widest: float = 1.0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Four sites of five rows: features share `common`, sites are `apart`, the last feature is `widest`."""
     random = torch.Generator().manual_seed(1)
     truth, pairs = torch.linspace(-1, 1, 5)[:, None], []
     for _ in range(4):
-        x = torch.randn(5, 5, generator=random) + 0.3 * torch.randn(5, 1, generator=random)
+        x = torch.randn(5, 5, generator=random) + common * torch.randn(5, 1, generator=random)
+        x = (x + apart * torch.randn(1, 5, generator=random)) * torch.linspace(1, widest, 5)
         pairs.append((x, x @ truth + torch.randn(5, 1, generator=random)))
     return pairs
 
 
-@pytest.mark.parametrize("method", ["fedvi", "pvi", "bayes_admm", "fedivon"])
-def test_scales_are_those_of_the_posterior_wherever_they_began(method: str) -> None:
+DESIGNS = {"plain": {}, "correlated, apart": {"common": 1.0, "apart": 0.7}, "wide": {"widest": 3.0}}
+SCALED = [("plain", method) for method in ("fedvi", "pvi", "bayes_admm", "fedivon")]
+SCALED += [(design, "fedivon") for design in DESIGNS if design != "plain"]  # where one draw is noisiest
+
+
+@pytest.mark.parametrize(("design", "method"), SCALED)
+def test_scales_are_those_of_the_posterior_wherever_they_began(design: str, method: str) -> None:
     """By default settings; more designs and rows are in benchmarks/conjugate.py."""
-    clients, found = from_clients(sites(), kind="real"), []
-    x = torch.cat([x for x, _ in sites()]).double()
+    pairs, found = sites(**DESIGNS[design]), []
+    clients, x = from_clients(pairs, kind="real"), torch.cat([x for x, _ in pairs]).double()
+    rounds = 60 if method == "fedivon" else 30  # one draw in place of two
     for initial in (0.01, 1.0):
         made = fb.methods.method_named(method, {"initial": initial})
         torch.manual_seed(0)
         run = fb.fit(
-            nn.Linear(5, 1, bias=False), clients, method=made, rounds=30, likelihood=normal(1.0), evaluate_every=30
+            nn.Linear(5, 1, bias=False),
+            clients,
+            method=made,
+            rounds=rounds,
+            likelihood=normal(1.0),
+            evaluate_every=rounds,
         )
         scale = (made.prior_scale**-2 + x.square().sum(0)).rsqrt()
         found.append((run.posterior.scale.double() / scale).log())
@@ -89,11 +102,66 @@ def test_scales_are_those_of_the_posterior_wherever_they_began(method: str) -> N
     assert float((found[0] - found[1]).abs().max()) < 0.02
 
 
-def stepped(options: dict[str, float], noise: torch.Tensor, scale: float = 0.01, **how: Any) -> dict[str, torch.Tensor]:
+def curvatures(estimator: str, draws: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
+    """What single steps of one draw each say of the curvature [draws, 8], and the Hessian's diagonal: five rows of
+    correlated features, at a mean that is not the best."""
+    random = torch.Generator().manual_seed(3)
+    x = torch.randn(5, 8, generator=random) + torch.randn(5, 1, generator=random)
+    x, y = x.double(), (2 * torch.randn(5, 1, generator=random)).double()
+    model = Model.of(nn.Linear(8, 1, bias=False).double(), normal(1.0), parts={"model": ["*"]})
+    estimation = plan(model, "model", x, estimator)
+    step = IvonStep(model, estimation, 1, kl="constant", prior="fixed", curvature="average", remembers=True)
+    numbers = {
+        "lr": 0.0,
+        "beta1": 0.9,
+        "beta2": 1 - 1e-6,
+        "kl_weight": 0.05,
+        "prior_scale": 1.0,
+        "least_curvature": 0.0,
+    }
+    options = {name: torch.tensor(v, dtype=torch.float64) for name, v in numbers.items()}
+    start = Gaussian(torch.zeros(8, dtype=torch.float64), torch.full((8,), 0.2, dtype=torch.float64))
+    whole = torch.tensor(1)
+    info = Info({"model": start}, options, whole * 0, whole * 5, (whole,))
+    state, before = ivon(step, 5).start({}, info), start.scale**-2
+    noise = torch.randn(draws, estimation.normals, generator=random, dtype=torch.float64)
+    after = [step(state, Batch(x, y, None, whole * 0), Tape(z), info).vectors["precision"] for z in noise]
+    seen = ((torch.stack(after) - before) / 1e-6 + before - 1) * 0.05
+    return seen, x.square().mean(0)
+
+
+def test_one_draw_of_the_outputs_tells_the_curvature_with_a_fraction_of_the_noise_of_one_of_the_weights() -> None:
+    spread = {}
+    for estimator in ("weight", "local"):
+        seen, exact = curvatures(estimator)
+        errors = (seen.mean(0) - exact) / (seen.std(0) / len(seen) ** 0.5)
+        assert float(errors.abs().max()) < 4  # unbiased
+        spread[estimator] = float((seen.std(0) / exact).mean())
+    assert spread["local"] < 0.5 * spread["weight"]
+
+
+def test_the_first_step_of_one_draw_tells_the_size_of_the_curvature() -> None:
+    """Its sign is noise: a curvature taken for less than it is would let means leave for good."""
+    options = {"kl_weight": 0.1, "prior_scale": 1.0, "least_curvature": 0.1}
+    spread = (1 + 0.1 / 0.1) ** -0.5  # of an output: the prior's precision, and what the least curvature adds
+    for z in (1.0, -1.0):
+        noise = torch.full((3,), z, dtype=torch.float64)
+        got = stepped(options, noise, estimator="local", implicit=True)["precision"]
+        slope = (z * z - z * torch.tensor([1.0, 2.0], dtype=torch.float64) / spread) / 3  # by the scale, over it
+        torch.testing.assert_close(got, 1 + 10 * slope.abs(), rtol=1e-6, atol=0)
+
+
+def stepped(
+    options: dict[str, float],
+    noise: torch.Tensor,
+    scale: float = 0.01,
+    estimator: str = "weight",
+    **how: Any,
+) -> dict[str, torch.Tensor]:
     """Mean and precision after one step on three rows of a linear map without noise in its mean's gradient."""
     x, y = torch.eye(3, dtype=torch.float64)[:, :2], torch.tensor([[1.0], [2.0], [0.0]], dtype=torch.float64)
     model = Model.of(nn.Linear(2, 1, bias=False).double(), normal(1.0), parts={"model": ["*"]})
-    estimation = plan(model, "model", x, "weight")
+    estimation = plan(model, "model", x, estimator)
     step = IvonStep(model, estimation, 1, kl="constant", prior="fixed", curvature="average", **how)
     start = Gaussian(torch.zeros(2, dtype=torch.float64), torch.full((2,), scale, dtype=torch.float64))
     given = {**OPTIONS, "beta1": 0.0, "curvature_memory": 1.0, "least_curvature": 0.0, **options}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from fedbayes.noise import Tape
 from fedbayes.posterior.values import Gaussian, Parts, Point
 
 BEGINNING = 4  # rounds that the first curvature counts as: means are to learn before scales widen
+SAMPLE = 1024  # weights whose mean curvature is that of all, about: a pass over all of them in every step would cost
 FARTHEST = 1.0  # how far a precision may go in a step, in terms of itself: it ends between .5 and 2.5 of what it was
 
 # How the relative move x of a precision is made: its factor.
@@ -80,9 +81,13 @@ class IvonStep:
         options, weight = info.options, KL_WEIGHTS[self.kl](b, info)
         mean = state.vectors["mean"]
         pull, held, least = self._held(mean, info)
-        begins = self._begins(state, info)
-        precision = torch.where(begins, least + options["least_curvature"] / weight, state.vectors["precision"])
-        vectors = {"mean": mean, "scale": precision.rsqrt(), **{part: state.vectors[part] for part in self.points}}
+        begins, precision = self._begins(state, info), state.vectors["precision"]
+        if begins is not None:
+            precision = torch.where(begins, least + options["least_curvature"] / weight, precision)
+        scale, z = precision.rsqrt(), tape(mean) if self._alone else None
+        # One draw of the weights has one gradient: that in the scales is z times it.
+        vectors = {"mean": mean, "scale": scale} if z is None else {"mean": mean + scale * z}
+        vectors |= {part: state.vectors[part] for part in self.points}
         frozen = self.model.frozen_in(info.constants)
         if self.private:
             static, nll = state.static, state.loss.new_zeros(())
@@ -93,11 +98,10 @@ class IvonStep:
         if self.curvature == "squared":
             seen = g["mean"].square() / weight
         else:
-            seen = self._slope(g, state, info) / vectors["scale"]
+            seen = (g["scale"] if z is None else z * self._told(g["mean"], state, info)) / scale
         after = self._followed(precision, least + seen / weight, self._share(b, info))
-        # What one draw says of a weight may be next to nothing, where its noise is; of all weights it does not.
-        more = torch.maximum(seen, seen.abs().mean()) if self._alone else seen
-        after = torch.where(begins, torch.maximum(after, least + more / weight), after)
+        if begins is not None:
+            after = torch.where(begins, torch.maximum(after, least + self._first(seen) / weight), after)
         count, beta = state.optimiser["count"] + 1, options["beta1"]
         first = {n: beta * v + (1 - beta) * g[n] for n, v in state.optimiser["first"].items()}
         whole = -torch.expm1(count * beta.log())  # 1 - beta1^count
@@ -131,25 +135,32 @@ class IvonStep:
         """Whether a step has one draw of the weights, and no noise of privacy."""
         return self.draws == 1 and self.estimation.estimate is ESTIMATORS["weight"] and not self.private
 
-    def _slope(self, g: Mapping[str, Tensor], state: Learner, info: Info) -> Tensor:
-        """The slope in the scales. Of one draw z, z times the running mean of gradients is taken off: its mean is 0,
-        and what the draw did to the gradient is left."""
-        if not self._alone or self.remembers:
-            return g["scale"]
+    def _told(self, slope: Tensor, state: Learner, info: Info) -> Tensor:
+        """What one draw did to the gradient: a running mean is taken off, by which the curvature keeps its mean."""
+        if self.remembers:
+            return slope
         count, beta = state.optimiser["count"].clamp(min=1), info.options["beta1"]
-        mean = state.optimiser["first"]["mean"] / -torch.expm1(count * beta.log())  # 0 before the first step
-        z = torch.where(g["mean"] == 0, 0.0, g["scale"] / g["mean"])
-        return g["scale"] - z * mean
+        return slope - state.optimiser["first"]["mean"] / -torch.expm1(count * beta.log())  # 0 before the first step
+
+    def _first(self, seen: Tensor) -> Tensor:
+        """What the first step says of the curvature: pairs of draws its value, one draw hardly more than its size. Of a
+        weight whose noise is small one draw of the weights says nothing, so that a sample of all speaks for it."""
+        if self.opposite or self.private:
+            return seen
+        if not self._alone:
+            return seen.abs()
+        return torch.maximum(seen, seen[:: max(1, len(seen) // SAMPLE)].abs().mean())
 
     def _followed(self, precision: Tensor, seen: Tensor, share: Tensor) -> Tensor:
         """The precision after a step that saw another."""
         x = share * (seen / precision - 1)
         return precision * FACTORS[self.curvature](x.clamp(-FARTHEST, FARTHEST))
 
-    def _begins(self, state: Learner, info: Info) -> Tensor:
-        """Where nothing is known of a curvature yet: at the first step of a run, or of a client without a factor."""
+    def _begins(self, state: Learner, info: Info) -> Tensor | None:
+        """Where nothing is known of a curvature yet: at the first step of a run, or of a client without a factor. None:
+        nowhere, for `initial` is read."""
         if self.remembers:
-            return torch.zeros_like(state.steps, dtype=torch.bool)
+            return None
         fresh = info.constants[TILT].precision == 0 if TILT in info.constants else info.round == 0
         return fresh & (state.steps == 0)
 

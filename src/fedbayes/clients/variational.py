@@ -62,7 +62,10 @@ class Tilt(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """The mean NLL of a batch under q = N(mean, scale^2) over part `model`, other parts being points, by some draws."""
+    """The mean NLL of a batch under q = N(mean, scale^2) over part `model`, other parts being points, by some draws.
+
+    Of vectors without a scale it is that at the mean.
+    """
 
     model: Model
     estimation: Plan
@@ -106,7 +109,7 @@ class Expectation(NamedTuple):
     def _draw(self, vectors: Vectors, static: Vectors, b: Batch, tape: Tape, frozen: Mapping[str, Any]) -> Any:
         model = self.model
         others = model.weights({**{p: vectors[p] for p in self.points}, **static, **frozen})
-        mean, scale = vectors["mean"], vectors["scale"]
+        mean, scale = vectors["mean"], vectors.get("scale")
         output, weights, static = forward(model, "model", mean, scale, others, b.x, tape, b.mask, self.estimation)
         return model.nll(output, b.y, b.mask, weights), static
 

@@ -235,9 +235,10 @@ class FedUAB(ByBackprop):
 
 @record
 class FedIVON(FedVI):
-    """Variational clients by IVON (Shen et al., 2024) under any rule: scales are learned at about FedAvg's cost.
+    """Variational clients by IVON (Shen et al., 2024) under any rule: scales are learned at one gradient per step.
 
-    As `fedvi`, with one gradient per step: a single draw of the weights, whose noise takes more rounds to average out.
+    As `fedvi`, by a single draw, whose noise takes more rounds to average out. It is of the layers' outputs; one
+    of the weights (`estimator = "weight"`, as published) tells curvatures with far more noise.
     """
 
     name: ClassVar[str] = "fedivon"
@@ -245,6 +246,5 @@ class FedIVON(FedVI):
         **dict.fromkeys(("optimiser", "momentum"), "ivon is the method; its momentum is beta1"),
         "client": "its steps are the method; give fedvi a client of your own",
     }
-    estimator: str = with_default(Variational, "estimator", default="weight")
     train_draws: int = with_default(Variational, "train_draws", default=1)
     curvature_memory: float = with_default(Newton, "curvature_memory", default=40.0)

@@ -145,7 +145,7 @@ def forward(
     model: Model,
     part: str,
     mean: Tensor,
-    scale: Tensor,
+    scale: Tensor | None,
     others: Weights,
     x: Tensor,
     tape: Tape,
@@ -154,13 +154,15 @@ def forward(
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Output for one draw from N(mean, scale^2), with the weights used and the buffer vectors after it.
 
+    Without a scale the weights are the mean, and nothing is taken over.
     `others` are the named tensors of the parts that are points, and of the buffers.
     """
-    means, scales = model.layouts[part].split(mean), model.layouts[part].split(scale)
-    weights = {n: m if n in estimation.taken else m + scales[n] * tape(m) for n, m in means.items()}
+    means, scales = model.layouts[part].split(mean), {} if scale is None else model.layouts[part].split(scale)
+    drawn = scales.keys() - estimation.taken
+    weights = {n: m + scales[n] * tape(m) if n in drawn else m for n, m in means.items()}
     weights = {**{n: t for n, t in others.items() if n not in weights}, **weights}
     handlers: Mapping[Any, Handler] = {}
-    if estimation.estimate is not None:
+    if estimation.estimate is not None and scales:
         ours = [(weights[n], scales[n]) for n in estimation.taken]
         handlers = {
             func: _linear(func, spatial, ours, estimation.estimate, tape) for func, spatial in LINEAR_MAPS.items()

@@ -18,7 +18,10 @@ FORMER: dict[str, dict[str, Any]] = {
         **{"optimiser": "sgd", "lr": 0.05, "lr_within": "constant", "train_draws": 1, "kl": "constant"},
         **{"kl_weight": 0.0001, "prior_scale": 1.0, "prior": "broadcast", "weighting": "size"},
     },
-    "fedivon": {"lr": 0.05, "lr_within": "constant", "curvature_memory": 10.0, "prior_step": "explicit"},
+    "fedivon": {
+        **{"lr": 0.05, "lr_within": "constant", "curvature_memory": 10.0, "prior_step": "explicit"},
+        "estimator": "weight",
+    },
     "pvi": {"optimiser": "sgd", "train_draws": 1, "prior_step": "explicit"},
     "bayes_admm": {"train_draws": 1, "prior_step": "explicit"},
 }
