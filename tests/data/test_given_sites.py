@@ -60,6 +60,8 @@ def test_rows_with_named_columns():
     assert torch.equal(plain.y, Y)
     chosen = from_datasets(Named(a=X.numpy(), b=WORDS, c=Y), columns=("a", "b"))
     assert torch.equal(chosen.y, Y)
+    with pytest.raises(ValueError, match="'aa': did you mean 'a'"):
+        from_datasets(Named(a=X.numpy(), b=WORDS), columns=("aa", "b"))
     with pytest.raises(ValueError, match="rows with a, b, c: say which are x and y"):
         from_datasets(Named(a=X, b=X, c=Y))
 

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.errors import unknown
+
 Columns = tuple[str | tuple[str, ...], str]  # of inputs, one or several, and of targets
 TARGETS = ("label", "labels", "target", "targets", "y")  # the column of targets where rows are mappings
 
@@ -34,6 +36,9 @@ def stacked(items: Any, where: str, columns: Columns | None = None) -> tuple[Any
     if isinstance(rows[0], Mapping):
         names = columns or _columns(list(rows[0]), where)
         several = not isinstance(names[0], str)
+        absent = [n for n in (*(names[0] if several else names[:1]), names[1]) if n not in rows[0]]
+        if absent:
+            raise unknown(f"column of {where}", absent[0], list(rows[0]))
         rows = [({n: row[n] for n in names[0]} if several else row[names[0]], row[names[1]]) for row in rows]
     try:
         x = _joined([row[0] for row in rows])

@@ -6,6 +6,7 @@ that fit in memory. Costs the steps of the longest client of each chunk, memory 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,9 @@ from fedbayes.federation.program import (
     Store,
     nothing,
 )
+
+# Of attention under vmap, which users can't change.
+warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
 
 OFTEN = (TRAIN, STATISTICS, AT_SERVER)  # purposes of every round, whose steps are worth compiling
 

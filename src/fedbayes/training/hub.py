@@ -20,6 +20,12 @@ from fedbayes.training.task import Progress, Task
 from fedbayes.training.tested import Finished
 
 SCHEME = "hf://"
+MENDS = {
+    None: ": is the Hub within reach?",
+    401: ": log in by `hf auth login`, or set HF_TOKEN",
+    403: ": is the owner you, or an organisation of yours, and may the token write?",
+    404: ": is the name right? What is private needs `hf auth login`",
+}
 PLACE = re.compile(r"(?P<repo>[\w.-]{1,96}/[\w.-]{1,96})(@(?P<revision>[\w./-]{1,200}))?")
 
 
@@ -41,7 +47,7 @@ def push(
                 commit_message=message or f"{run.task.method}, round {run.progress.state.round}",
             )
         except Exception as error:  # of the network, of rights, of the service: many kinds
-            raise InputError(f"{SCHEME}{place} could not be written ({one_line(error)})") from error
+            raise InputError(f"{SCHEME}{place} could not be written ({one_line(error)}){_mend(error)}") from error
     return SCHEME + place
 
 
@@ -53,7 +59,7 @@ def fetch(place: str, network: nn.Module | str | None = None, device: str = "cpu
         info = hub.HfApi().model_info(repo, revision=revision, files_metadata=True)
         sizes = {file.rfilename: file.size for file in info.siblings or ()}
     except Exception as error:
-        raise InputError(f"{SCHEME}{place} could not be found ({one_line(error)})") from error
+        raise InputError(f"{SCHEME}{place} could not be found ({one_line(error)}){_mend(error)}") from error
     names = [published.ABOUT, published.POSTERIOR, *([published.FROZEN] if published.FROZEN in sizes else [])]
     for name in names:
         most = published.LONGEST if name == published.ABOUT else memory()
@@ -65,8 +71,8 @@ def fetch(place: str, network: nn.Module | str | None = None, device: str = "cpu
     try:
         paths = [Path(hub.hf_hub_download(repo, name, revision=info.sha or revision)) for name in names]
     except Exception as error:
-        raise InputError(f"{SCHEME}{place} could not be read ({one_line(error)})") from error
-    return published.read(paths[0].parent, network, device)
+        raise InputError(f"{SCHEME}{place} could not be read ({one_line(error)}){_mend(error)}") from error
+    return published.read(paths[0].parent, network, device, name=SCHEME + place)
 
 
 def place_of(place: str) -> tuple[str, str | None]:
@@ -75,6 +81,12 @@ def place_of(place: str) -> tuple[str, str | None]:
     if match is None or ".." in place:
         raise InputError(f"{place} is no place on the Hub: give owner/name, or owner/name@revision")
     return match["repo"], match["revision"]
+
+
+def _mend(error: Exception) -> str:
+    """What to do about an answer of the Hub, by its status; of an error without one, nothing was answered."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return MENDS.get(status, "")
 
 
 def _package() -> Any:

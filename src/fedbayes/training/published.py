@@ -131,8 +131,13 @@ def _preparation(prepare: Preparation) -> dict[str, Any]:
             )
 
 
-def read(folder: Path, network: nn.Module | str | None = None, device: str = "cpu") -> tuple[Task, Progress]:
-    """The model of a folder, to predict with; it has no rows, so that it can't be scored or made personal."""
+def read(
+    folder: Path, network: nn.Module | str | None = None, device: str = "cpu", *, name: str | None = None
+) -> tuple[Task, Progress]:
+    """The model of a folder, to predict with; it has no rows, so that it can't be scored or made personal.
+
+    `name` is what errors call it, where it has another name than its folder.
+    """
     path = folder / ABOUT
     with reading(path, MEND):
         about = json.loads(text_of(path, LONGEST))
@@ -145,7 +150,7 @@ def read(folder: Path, network: nn.Module | str | None = None, device: str = "cp
         network = network if network is not None else about["network"]
     if network is None:
         raise InputError(
-            f"{folder.name}: give the network that was trained, fb.load(..., network=module): no code is kept"
+            f"{name or folder.name}: give the network that was trained, fb.load(..., network=module): no code is kept"
         )
     if isinstance(network, str) and ":" in network:
         raise InputError(f"{path} names a network of somebody's own code; give it as network=module")

@@ -155,12 +155,25 @@ class Run:
         return personal_scores([self.home])[0] or self._no_test_rows()
 
     def _no_test_rows(self) -> dict[str, float]:
+        if self._loaded_alone:
+            raise InputError("this model was loaded without its data: score its predictions of rows that you have")
         name = self.task.clients.data.name
-        raise InputError(f"{name} has no test rows to score: give test_x and test_y, or a test share, with the data")
+        raise InputError(
+            f"{name} has no test rows to score: give some with the data, as test= of from_clients and from_tables, or "
+            "as test_x and test_y of from_arrays"
+        )
+
+    @property
+    def _loaded_alone(self) -> bool:
+        """Whether it is a model of the Hub, which comes without rows and journal."""
+        return bool(self.progress.state.round) and not self.journal
 
     def __repr__(self) -> str:
         task, clients = self.task, self.task.clients
         weights = task.program.initial[task.program.prediction.part].mean.shape[-1]
+        if self._loaded_alone:
+            parts = [f"{task.method}: {clients.data.name}, {weights:,} weights", f"{self.progress.state.round} rounds"]
+            return f"Run({'; '.join(parts)}; loaded without its data)"
         parts = [f"{task.method}: {len(clients)} clients of {clients.data.name}, {weights:,} weights"]
         parts.append(f"{len(self.journal)} of {task.rounds} rounds")
         tested = [record for record in self.journal if record.get("test")]
