@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Passive waiting keeps a step's time steady when another process is busy on the same cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: run test fuzz test-slow test-flower lint bench docs notebooks wheel clean
+.PHONY: run test fuzz test-slow test-flower lint bench bench-peers docs notebooks wheel clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedbayes needs Python 3.11 or newer; set PYTHON=python3.11 (or newer)")'
@@ -38,6 +38,11 @@ test-flower: $(BIN)/.installed-flower
 bench: $(BIN)/.installed
 	$(BIN)/python benchmarks/cpu.py
 
+# FedAvg here and in other libraries, each in an environment of its own under .peers; what cannot be installed says why.
+# PEERS="--only fedjax --turns 1" chooses.
+bench-peers: $(BIN)/.installed
+	$(BIN)/python benchmarks/peers.py $(PEERS)
+
 $(BIN)/.installed-docs: $(BIN)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	@touch $@
@@ -61,4 +66,4 @@ lint: $(BIN)/.installed
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build dist site notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .peers build dist site notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
