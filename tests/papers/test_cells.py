@@ -277,3 +277,12 @@ def test_z_of_the_paper_sets_both_numbers_of_draws():
 
     options = method_of(x).options
     assert (options["train_draws"], options["test_draws"], options["division"]) == (5, 5, 2.0)
+
+
+def test_of_many_cells_a_few_are_named(tmp_path):
+    first, *_ = table().cells()
+    many = [first._replace(column=f"split {k}", experiment=replace(first.experiment, seed=k)) for k in range(6)]
+    said = []
+    train(table()._replace(cells=lambda: many), tmp_path, say=said.append, scale="tiny")
+    named = ", ".join(f"digits FedAvg split {k}" for k in range(3))
+    assert said[0] == f"{named}, 3 more: 6 runs of 1 rounds"

@@ -22,6 +22,7 @@ from fedbayes.runs.sweep import build_members, can_join, mean_record, program_of
 from fedbayes.training.run import Run
 
 SECONDS = 20.0  # between checkpoints of cells that are being trained
+NAMED = 4  # cells of a group whose names are shown
 RUNNING = "running"  # below the cells' folder: run folders of cells that are not done
 CURVE = ("accuracy", "nll", "ece", "rmse")  # scores that a cell keeps of every evaluated round
 Cells = Callable[[], list[Cell[Experiment]]]  # built on demand
@@ -68,7 +69,8 @@ def _groups(missing: Members) -> Iterator[list[str]]:
 def _train_group(members: Members, folder: Path, keep: bool, say: Say, watch: Watch) -> None:
     tasks = list(build_members({name: x for name, (_, x) in members.items()}).values())
     titles = list(dict.fromkeys(cell.title for cell, _ in members.values()))
-    say(f"{', '.join(titles)}: {len(tasks)} runs of {tasks[0].rounds} rounds")
+    named = titles if len(titles) <= NAMED else [*titles[: NAMED - 1], f"{len(titles) - NAMED + 1} more"]
+    say(f"{', '.join(named)}: {len(tasks)} runs of {tasks[0].rounds} rounds")
     folders = [folder / RUNNING / Path(name).stem for name in members]
     with ExitStack() as locks:
         for at in folders:
