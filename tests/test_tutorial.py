@@ -160,7 +160,7 @@ def test_the_residual_network_of_the_adapters_page_is_fine_tuned(tmp_path, monke
         exec(code, {"fb": fb, "torch": torch, "nn": nn})
     said = capsys.readouterr().out
     assert "accuracy" in said
-    assert "dtd" in said
+    assert "photographs" in said
 
 
 def test_the_table_of_the_page_on_choosing_is_the_leagues():
