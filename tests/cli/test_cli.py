@@ -92,7 +92,8 @@ def test_resuming_a_finished_run_says_so(home):
         ("table", "fedppd-1"),
     ],
 )
-def test_lists_have_a_name_and_a_sentence_a_line(command, word):
+def test_lists_have_a_name_and_a_sentence_a_line(command, word, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     lines = call(command).splitlines()
     assert any(line.startswith(word) for line in lines)
     assert all(len(line.split()) > 2 for line in lines)
