@@ -43,12 +43,12 @@ class Peer(NamedTuple):
 
 OURS = Peer(SCRIPTS / "with_fedbayes.py")
 PEERS = {
-    # The last versions of jax and its libraries that the last fedjax, of 2023, was seen to run with.
+    # Versions of jax and its libraries that the last fedjax, of 2023, was seen to run with.
     "fedjax": Peer(
         SCRIPTS / "with_fedjax.py",
         ("fedjax==0.0.17", "jax==0.4.38", "jaxlib==0.4.38", "dm-haiku==0.0.13", "optax==0.2.4"),
     ),
-    "flower": Peer(SCRIPTS / "with_flower.py", ("flwr[simulation]==1.42.0", "torch")),
+    "flower": Peer(SCRIPTS / "with_flower.py", ("flwr[simulation]==1.41.0", "torch")),
     "pfl": Peer(SCRIPTS / "with_pfl.py", ("pfl[pytorch]==0.6.0", "torch")),
     "fluke": Peer(SCRIPTS / "with_fluke.py", ("fluke-fl==0.8.1", "torch")),
 }
@@ -87,17 +87,17 @@ def interpreter(name: str, peer: Peer, folder: Path, limit: float) -> str:
     return str(python)
 
 
-def turn(python: str, peer: Peer, data: Path, rounds: int, limit: float) -> dict[str, Any]:
+def turn(python: str, peer: Peer, data: Path, rounds: int, limit: float, what: str = "did not run") -> dict[str, Any]:
     """The line of figures of one process."""
     ours = {"PYTHONPATH": str(ROOT / "src")} if not peer.packages else {}
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | ours
-    told = finished([python, str(peer.script), str(data), str(rounds)], limit, "did not run", env=env)
+    told = finished([python, str(peer.script), str(data), str(rounds)], limit, what, env=env)
     lines = [text for text in told.splitlines() if text.startswith("{")]
     if not lines:
-        raise LeftOut("did not run: it wrote no figures")
+        raise LeftOut(f"{what}: it wrote no figures")
     line: dict[str, Any] = json.loads(lines[-1])
     if not np.isfinite(line["accuracy"]):
-        raise LeftOut("did not run: its accuracy is not finite")
+        raise LeftOut(f"{what}: its accuracy is not finite")
     return line
 
 
@@ -129,7 +129,7 @@ def compare(figures: Figures, name: str, peer: Peer, data: Path, ours: Peer = OU
             both: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
             with Others() as others, busy_neighbour() if state != "alone" else nullcontext():
                 for _ in range(turns):
-                    both[0].append(turn(sys.executable, ours, data, rounds, limit))
+                    both[0].append(turn(sys.executable, ours, data, rounds, limit, "ours did not run"))
                     both[1].append(turn(python, peer, data, rounds, limit))
             figures.add(f"{name}, {state}", **row(*map(Times, both)), others_busy=others.share)
     except LeftOut as why:
