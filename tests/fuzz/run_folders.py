@@ -32,7 +32,7 @@ BASES: dict[str, dict[str, Any]] = {
 }
 ACTIVE = "active"  # two stages of active learning, of which the second is looked at
 HALF = "half"  # the run `own`, ended by a crash in its third round
-FREE = ("rounds", "device", "engine", "compile", "at_once", "checkpoint_every", "flower", "method")
+FREE = ("rounds", "device", "engine", "compile", "at_once", "recompute", "checkpoint_every", "flower", "method")
 # How often each is tried; a report with figures and an export take seconds.
 ACTIONS = {"load": 30, "resume": 40, "report": 30, "figures": 1, "predict": 12, "evaluate": 8, "export": 2}
 

@@ -20,6 +20,7 @@ from fedbayes.engine.steps import BY_HAND, ROWWISE, Steps
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Engine, Program, Store
 from fedbayes.model.model import Model
+from fedbayes.model.recomputation import recomputes
 from fedbayes.noise import Tape
 
 COMPILE: dict[str, str | None] = {"auto": None, "off": "eager", "on": "compiled", "graph": "graph"}
@@ -50,36 +51,38 @@ def choose(
     `chunk` is how many clients are trained side by side; by default what fits, and is fast on this device.
     The choice depends on nothing measured, so that a run and its resumption make the same one.
     """
-    device = store.x.device.type
+    device, again = store.x.device.type, recomputes(program.model.module)
     steps = rounds * sum(steps_in_epoch(size, phase) * phase.epochs for phase in program.client.phases)
     if engine == "loop":
         if chunk is not None and chunk > 1:
             raise InputError(f"at_once: the loop engine trains one client at a time, not {chunk}; use engine='stacked'")
-        return Loop(store, seed=seed), "engine loop, as asked"
+        return Loop(store, seed=seed, again=again), "engine loop, as asked"
     mode, why = _mode(compile, device, steps)
     if mode != "graph" and any(phase.private for phase in program.client.phases):
         mode, why = "eager", "samples of private steps differ in size"
     phases, workers, clients_asked = program.client.phases, 0, chunk
-    if device == "cpu":
+    if device == "cpu" and not again:
         if compile in ("auto", "off") and all(map(forms.dense, phases)):
             mode, why = BY_HAND, "a chain of linear maps, its gradient by hand"
         if compile != "off" and all(map(forms.rowwise, phases)) and compiler():
             mode, why = ROWWISE, "steps on single rows of a small network, in C"
         if mode in ("eager", BY_HAND) and _is_small(program):
             workers = 1
-        if engine == "auto" and program.model.convolves and chunk is None:
-            # Stacked convolutions are slower than one after another on a CPU, unless calls cost more than products.
-            workers = 0 if _weights(program) > LARGE or _draws(program.model, store.x) else WORKERS
-            chunk = FEW_TINY if workers and _is_tiny(program, store.x) else 1
-            if not workers and mode == "eager":
-                how = f"{why}; convolutions run client by client on a CPU"
-                return Loop(store, seed=seed), f"engine loop: {how}"
-            few = "client by client" if chunk == 1 else f"{chunk} clients at once"
-            why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
+    if device == "cpu" and engine == "auto" and program.model.convolves and chunk is None:
+        # Stacked convolutions are slower than one after another on a CPU, unless calls cost more than products.
+        alone = again or _weights(program) > LARGE or _draws(program.model, store.x)
+        workers = 0 if alone else WORKERS
+        chunk = FEW_TINY if workers and _is_tiny(program, store.x) else 1
+        if not workers and mode == "eager":
+            how = f"{why}; convolutions run client by client on a CPU"
+            return Loop(store, seed=seed, again=again), f"engine loop: {how}"
+        few = "client by client" if chunk == 1 else f"{chunk} clients at once"
+        why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
     if clients_asked is not None:
         why += f"; {clients_asked} client{'s' * (clients_asked > 1)} at once, as asked"
-    chosen = Stacked(program, store, seed=seed, chunk=chunk, steps=Steps(mode), cohorts=cohorts, workers=workers)
-    return chosen, f"engine stacked, steps {mode}: {why}"
+    steps_run = Steps(mode, again=again)
+    chosen = Stacked(program, store, seed=seed, chunk=chunk, steps=steps_run, cohorts=cohorts, workers=workers)
+    return chosen, f"engine stacked, steps {steps_run.mode}: {why}" + ("; activations are recomputed" if again else "")
 
 
 # f(inputs), which stays on the device and is asked for again under a key.

@@ -14,6 +14,7 @@ from fedbayes.engine.bound import Bound
 from fedbayes.engine.outcomes import Seat
 from fedbayes.engine.steps import Table
 from fedbayes.federation.program import Order
+from fedbayes.model.gradient import still
 from fedbayes.noise import Tape, normals
 
 
@@ -46,7 +47,7 @@ def count_normals(bound: Bound, place: int, state: Any, table: Table, info: Info
     at = torch.zeros((), dtype=torch.int64, device=store.x.device)
     batches = tuple(Batch(store.x[r], store.y[r], None, at) for r in table.rows[0, 0].to(store.x.device))
     with torch.random.fork_rng(devices=[]):  # a dry run must leave no trace in what follows
-        phase.step(state, batches[0] if phase.batches == 1 else batches, tape, info)
+        still(phase.step)(state, batches[0] if phase.batches == 1 else batches, tape, info)
     return tape.used
 
 

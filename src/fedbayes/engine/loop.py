@@ -11,10 +11,14 @@ from torch import Tensor
 from fedbayes.clients.client import Batch, Client, Info, Own, Phase, Upload
 from fedbayes.engine.batches import schedule, steps_in_epoch
 from fedbayes.engine.clock import SUM, share
+from fedbayes.engine.compiled import Compiled
+from fedbayes.engine.room import Shortage, shortage
+from fedbayes.errors import InputError
 from fedbayes.federation.contributions import LEFT_OUT, Term, contribute, summed
 from fedbayes.federation.influence import by_client
 from fedbayes.federation.program import Contribution, Figures, Order, Outcome, OwnState, Program, Store, nothing
 from fedbayes.federation.sums import Totals, added_to, apart
+from fedbayes.model.gradient import still
 from fedbayes.noise import Tape, normals, seeded
 
 
@@ -23,9 +27,11 @@ class Loop:
 
     name = "loop"
 
-    def __init__(self, store: Store, *, seed: int | str) -> None:
+    def __init__(self, store: Store, *, seed: int | str, again: bool = False) -> None:
         self.store = store
         self.seed = seed
+        self.again = again  # whether activations are computed again: steps are then traced
+        self._traced: dict[int, tuple[Phase, Compiled]] = {}
         # By client, phase and rows of a batch, and what they are of.
         self._normals: dict[tuple[int, int, int], tuple[Client, int]] = {}
 
@@ -80,8 +86,22 @@ class Loop:
                     batch = _batch(store, phase, plan.rows[step], live, step)
                     count = self._count(client, place, state, batch, info)
                     noise = normals(count, seed, number, k, place, step, "noise").to(store.x.device) if count else None
-                    state = phase.step(state, batch, Tape(noise), info)
+                    one = self._step(phase)
+                    try:
+                        state = one(state, batch, noise, info)
+                    except torch.OutOfMemoryError as error:
+                        raise _too_large(one, (state, batch, noise, info), self.again, error) from None
             return client.finish(state, info), info
+
+    def _step(self, phase: Phase) -> Callable[..., Any]:
+        def step(state: Any, batch: Any, noise: Tensor | None, info: Info) -> Any:
+            return phase.step(state, batch, Tape(noise), info)
+
+        if not self.again:
+            return step
+        if id(phase) not in self._traced:
+            self._traced[id(phase)] = phase, Compiled(step, kernels=False, again=True)
+        return self._traced[id(phase)][1]
 
     def _count(self, client: Client, place: int, state: Any, batch: Any, info: Info) -> int:
         """How many normals a step needs, counted once by a dry run."""
@@ -89,9 +109,16 @@ class Loop:
         if key not in self._normals:
             tape = Tape()
             with torch.random.fork_rng(devices=[]):  # or the first client would meet other dropout in attention
-                client.phases[place].step(state, batch, tape, info)
+                still(client.phases[place].step)(state, batch, tape, info)
             self._normals[key] = client, tape.used
         return self._normals[key][1]
+
+
+def _too_large(
+    step: Callable[..., Any], arguments: tuple[Any, ...], again: bool, error: torch.OutOfMemoryError
+) -> Exception:
+    found = shortage(step.step if isinstance(step, Compiled) else step, arguments, 1, again, error)
+    return InputError(f"{found}; or lower batch or draws") if isinstance(found, Shortage) else found
 
 
 def _term(program: Program, upload: Upload, info: Info) -> Term:

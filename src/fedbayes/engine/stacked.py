@@ -17,9 +17,11 @@ from fedbayes.engine.bound import Bound, Widths
 from fedbayes.engine.chunks import chunks_of, lead_of, run_chunks
 from fedbayes.engine.loop import Loop
 from fedbayes.engine.outcomes import Tally
+from fedbayes.engine.room import Shortage
 from fedbayes.engine.sharing import share_store
 from fedbayes.engine.steps import CAPTURED, MODES, Steps
 from fedbayes.engine.together import NotStackable
+from fedbayes.errors import InputError
 from fedbayes.federation.program import (
     AT_SERVER,
     PURPOSES,
@@ -64,7 +66,7 @@ class Stacked:
         self.chunk = chunk or default_chunk(program, store)
         self.steps = steps or Steps()
         self.workers = workers
-        self._alone = Loop(store, seed=seed)
+        self._alone = Loop(store, seed=seed, again=self.steps.again)
         self._trained = program
         self._cohorts = cohorts  # who takes part in a round to come; lets a device work while the host prepares it
         self._bounds: dict[int, Bound] = {}  # by program, which a bound keeps alive
@@ -117,7 +119,8 @@ class Stacked:
         if all(id(phase.step) in known for phase in program.client.phases):
             return self.steps
         few = CAPTURED if self.steps.mode == "graph" else "eager"
-        return Steps(self.steps.mode if purpose in OFTEN and self.steps.mode in MODES else few)
+        mode = self.steps.mode if purpose in OFTEN and self.steps.mode in MODES else few
+        return Steps(mode, again=self.steps.again)
 
 
 def default_chunk(program: Program, store: Store) -> int:
@@ -166,11 +169,14 @@ def _run_group(
     while lead.stackable:
         try:
             return run_together(bounds, orders, owns, after)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
+            known = isinstance(error, Shortage)
             if lead.chunk == 1:
-                raise
+                raise (InputError(f"{error}; or lower batch or draws") if known else error) from None
             fewer = max(1, min(lead.chunk, sum(len(order.cohort) for order in orders)) // 2)
-            lead.notes.append(f"out of memory: {fewer} clients at once from now on")
+            fewer = max(1, min(fewer, error.fits)) if isinstance(error, Shortage) else fewer
+            words = str(error) if known else "out of memory"
+            lead.notes.append(f"{words}: {fewer} client{'s' * (fewer > 1)} at once from now on")
             for bound in bounds:
                 bound.chunk, bound.seats = fewer, 0
         except NotStackable as error:

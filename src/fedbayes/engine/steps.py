@@ -13,6 +13,7 @@ from fedbayes.clients.client import Batch, Info, Phase, only_if
 from fedbayes.engine.clock import COMPILE, share
 from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.fast import dense, forms, fused, rowwise
+from fedbayes.engine.room import shortage
 from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined
 from fedbayes.federation.program import Store
 from fedbayes.model.convolution import compiled
@@ -61,6 +62,7 @@ MODES = ("graph", "compiled", "eager")  # from the fastest down; each falls back
 ROWWISE = "rowwise"  # code of our own for steps on single rows, see rowwise.py; falls back on eager
 CAPTURED = "captured"  # eager steps as a CUDA graph, for those too few to be compiled; falls back on eager
 FEWEST = 100  # steps of a phase that are worth a capture, which costs some eighty
+TRACED = "traced"  # operations recorded once and run one by one, activations computed again; falls back on eager
 BY_HAND = "by hand"  # a backward pass of our own for chains of linear maps, see dense.py; falls back on eager
 
 
@@ -70,8 +72,9 @@ REFUSED = object()  # in place of a graph that could not be made
 class Steps:
     """Executes the steps of a phase in a mode; where one fails, the next takes over for good and a note says why."""
 
-    def __init__(self, mode: str = "eager") -> None:
-        self.mode = mode
+    def __init__(self, mode: str = "eager", *, again: bool = False) -> None:
+        self.again = again  # whether activations are computed again
+        self.mode = TRACED if again and mode not in ("graph", "compiled") else mode
         self.fused = True  # whether steps with kernels of their own are run by them
         self.notes: list[str] = []
         self._cache: dict[Any, Any] = {}
@@ -87,7 +90,9 @@ class Steps:
                     return dense.run(form, *arguments, work.noise)
                 with compiled(self.mode in ("graph", "compiled"), stacked=work.together.size > 1):
                     return self._replay(work, state) if self._captures(work) else self._run(work, state)
-            except (torch.OutOfMemoryError, NotStackable):
+            except torch.OutOfMemoryError as error:
+                raise shortage(*self._once(work, state), work.together.size, self.again, error) from None
+            except NotStackable:
                 raise
             except Exception as error:
                 if self.mode == "eager":
@@ -98,7 +103,9 @@ class Steps:
                     self.notes.append(f"steps are compiled instead of fused: {first_words(error)}")
                     continue
                 lower = MODES[MODES.index(self.mode) + 1] if self.mode in MODES else "eager"
-                self.notes.append(f"steps run {lower} instead of {self.mode}: {first_words(error)}")
+                lower = TRACED if self.again and lower == "eager" and self.mode != TRACED else lower
+                lost = ", so that nothing is recomputed" if self.mode == TRACED else ""
+                self.notes.append(f"steps run {lower} instead of {self.mode}{lost}: {first_words(error)}")
                 self.mode = lower
 
     def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
@@ -115,6 +122,14 @@ class Steps:
             self._cache[key] = REFUSED
             self.notes.append(f"evaluation runs without a graph: {first_words(error)}")
             return f(inputs)
+
+    def _once(self, work: Work, state: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The first step of a phase, and its arguments."""
+        x, y, (rows, live) = work.store.x, work.store.y, work.table
+        at, first = torch.zeros((), dtype=torch.int64, device=x.device), rows[0].to(x.device)
+        flags = None if live is None else live[0].to(x.device)
+        step = stacked_step(work.phase, work.together, live is not None)
+        return step, (state, x[first], y[first], flags, work.noise(0, 1)[0], at, work.info)
 
     def _captures(self, work: Work) -> bool:
         return self.mode == "graph" or (self.mode == CAPTURED and len(work.table.rows) >= FEWEST)
@@ -141,7 +156,8 @@ class Steps:
             return stacked_step(work.phase, work.together, masked)
         key = (id(work.phase.step), repr(work.together), masked)
         if key not in self._cache:
-            self._cache[key] = Compiled(stacked_step(work.phase, work.together, masked))
+            step, kernels = stacked_step(work.phase, work.together, masked), self.mode != TRACED
+            self._cache[key] = Compiled(step, kernels=kernels, again=self.again)
         return self._cache[key]
 
     def _form(self, work: Work) -> forms.Bayes | None:
@@ -180,6 +196,7 @@ class Graph:
     """The steps of a phase captured once and replayed: inputs are copied into fixed buffers, noise is drawn inside."""
 
     UNROLL = 20  # steps of one replay at most; rows and noise of all of them are gathered and drawn at once
+    NORMALS = 2**28  # of one replay at most, where a step has fewer: a GiB
 
     def __init__(self, step: Callable[..., Any], work: Work, state: Any) -> None:
         device = work.store.x.device
@@ -199,7 +216,8 @@ class Graph:
             self.at += times
 
         self.steps = len(work.table.rows)
-        self.many = self.steps // -(-self.steps // self.UNROLL)
+        unroll = max(1, min(self.UNROLL, self.NORMALS // max(1, work.noise(0, 1).numel())))
+        self.many = self.steps // -(-self.steps // unroll)
         lengths = {self.many, 1} if self.steps % self.many else {self.many}
 
         def warm_up() -> None:

@@ -72,6 +72,7 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
             engine="loop" if x.engine == FLOWER else x.engine,  # what stands on each machine
             compile=x.compile,
             at_once=x.at_once,
+            recompute=x.recompute,
             precision=x.precision,
             likelihood=likelihood,
             frozen=x.frozen,

@@ -69,16 +69,18 @@ def call(module: nn.Module, tensors: Mapping[str, Tensor], x: Any) -> Any:
 NEEDED = "make_inputs_require_grads"  # the hook by which transformers starts recomputation at the embeddings
 
 
-def plain_gradients(module: nn.Module) -> None:
-    """Switch off, in place, the recomputation that transformers' modules ask for: it would be by other weights.
+def plain_gradients(module: nn.Module) -> bool:
+    """Switch off, in place, the recomputation that transformers' modules do, and say whether it was on.
 
-    A call with given weights holds them while it lasts, and activations are recomputed afterwards.
+    It would be by other weights: a call with given weights holds them while it lasts. Ours is `recomputation.py`.
     """
+    on = False
     for layer in module.modules():
         if getattr(layer, "gradient_checkpointing", False) is True:
-            layer.gradient_checkpointing = False  # type: ignore[assignment]
+            on, layer.gradient_checkpointing = True, False  # type: ignore[assignment]
         for key in [key for key, hook in layer._forward_hooks.items() if getattr(hook, "__name__", "") == NEEDED]:
             del layer._forward_hooks[key]
+    return on
 
 
 def arguments_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

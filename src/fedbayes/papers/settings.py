@@ -25,7 +25,7 @@ FORMER: dict[str, dict[str, Any]] = {
     "pvi": {"optimiser": "sgd", "train_draws": 1, "prior_step": "explicit"},
     "bayes_admm": {"train_draws": 1, "prior_step": "explicit"},
 }
-EXECUTION = ("device", "engine", "compile", "at_once")  # how it was executed, which is no part of a cell
+EXECUTION = ("device", "engine", "compile", "at_once", "recompute")  # how it was executed, which is no part of a cell
 
 
 def setting_of(experiment: Experiment) -> dict[str, Any]:

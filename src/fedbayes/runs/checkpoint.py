@@ -25,11 +25,11 @@ from fedbayes.training.task import Best, Progress, Task
 KEPT = 2
 ROW = "run"
 # What may differ between a checkpoint and the run that goes on from it: where and how long, not what.
-FREE = ("device", "engine", "compile", "at_once", "rounds", "checkpoint_every", "flower", "on_round")
+FREE = ("device", "engine", "compile", "at_once", "recompute", "rounds", "checkpoint_every", "flower", "on_round")
 
 
 # Where these are unchanged, a run continues with as many clients at once: its noise on a GPU depends on it.
-AT_ONCE = ("device", "engine", "at_once")
+AT_ONCE = ("device", "engine", "at_once", "recompute")
 
 
 class Checkpoint(NamedTuple):

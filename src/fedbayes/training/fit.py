@@ -42,6 +42,7 @@ def fit(
     engine: str = "auto",
     compile: str = "auto",
     at_once: int | None = None,
+    recompute: bool | str | Sequence[str] = False,
     precision: str = "float32",
     likelihood: Likelihood | str | None = None,
     frozen: tuple[str, ...] = (),
@@ -93,7 +94,8 @@ def fit(
     - `seed`: of everything that is drawn
     - `device`: "cpu", "cuda", "cuda:1"; `precision`: "float32", "tf32" or "bf16"
     - `engine`: "auto", "loop" or "stacked"; `compile`: "auto", "off", "on" or "graph"; `at_once`: clients trained side
-      by side
+      by side; `recompute`: True, or names of modules: activations of repeated blocks, or of these modules, are
+      computed again in the backward pass instead of held
     - `likelihood`: of the targets, or its name; by their kind by default
     - `frozen`: patterns of weights that are not trained; `adapters`: low-rank changes of a frozen network's layers,
       such as `{"pattern": "layer*", "rank": 8}`: only they and the last layer are trained

@@ -29,6 +29,7 @@ from fedbayes.model.adapted import adapt
 from fedbayes.model.adapters import Adapters
 from fedbayes.model.call import plain_gradients
 from fedbayes.model.likelihood import Likelihood, likelihood_for
+from fedbayes.model.recomputation import mark_blocks, repeated
 from fedbayes.options import options_of, record_of
 from fedbayes.posterior.values import Posterior
 from fedbayes.training.attacked import attacked
@@ -88,6 +89,7 @@ def prepare(
     engine: str = "auto",
     compile: str = "auto",
     at_once: int | None = None,
+    recompute: bool | str | Sequence[str] = False,
     precision: str = "float32",
     likelihood: Likelihood | str | None = None,
     frozen: tuple[str, ...] = (),
@@ -132,6 +134,8 @@ def prepare(
     """
     if not isinstance(clients, Clients):
         clients = from_clients(clients)
+    if isinstance(recompute, Sequence):
+        recompute = (recompute,) if isinstance(recompute, str) else tuple(recompute)
     if isinstance(class_weights, Sequence) and not isinstance(class_weights, str):
         class_weights = tuple(class_weights)
     method = default_method(clients.data) if method is None else method
@@ -164,7 +168,8 @@ def prepare(
     network = network_for(network, data, likelihood, seed)
     likelihood = with_class_weights(likelihood, class_weights, data, where)
     network = copy.deepcopy(network)
-    plain_gradients(network)
+    asks = plain_gradients(network)
+    mark_blocks(network, recompute or (asks and bool(repeated(network))))
     if adapters:
         adapt(network, record_of(Adapters, adapters, "adapters"))
     setting = Setting(

@@ -116,6 +116,12 @@ class Training:
     engine: str = option("how clients are run", name_in(ENGINES), default="auto")
     compile: str = option("whether steps are compiled", name_in(COMPILE), default="auto")
     at_once: int | None = option("clients trained side by side; by default as many as fit", at_least_one, default=None)
+    recompute: bool | tuple[str, ...] = option(
+        "computes activations again in the backward pass instead of holding them: those of the network's repeated "
+        "blocks, or of modules by pattern",
+        Check("true, false, or a list of patterns", lambda v: flag.holds(v) or patterns.holds(v)),
+        default=False,
+    )
     precision: str = option("of the numbers in training", name_in(PRECISIONS), default="float32")
     frozen: tuple[str, ...] = option("patterns of weights that are not trained", patterns, default=())
     adapters: Mapping[str, Any] = option(
