@@ -3,12 +3,15 @@
 Two cases: `svhn`, a ResNet-20 trained on CIFAR-10 (SVHN, CIFAR-100, DTD and `weights` in the folder named by
 FEDBAYES_DATA; for a GPU), and `digits`, a perceptron trained on scikit-learn's digits turned by 90 degrees, which then
 learns upright ones (two cores, minutes). `python benchmarks/adapters.py digits tune` scores options on a seventh of the
-training rows, `... digits test` what CASES says on the test rows. `--small` tries it out.
+training rows, `... digits test` what CASES says, or what was best in the file of `--chosen`, on the test rows.
+`--list` prints the single jobs (`--only`, with `--change` or `--seeds`) for processes side by side, each with a file of
+its own; `... digits join part-*.json` makes them one. `--small` tries it out.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import time
 import warnings
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import Figures
+from measure import Figures, joined
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -48,7 +51,8 @@ class Case(NamedTuple):
     adapters: Options
     rounds: int
     batch: int
-    chosen: dict[str, Options]
+    chosen: dict[str, Options]  # by the Brier score of rows held out
+    ranks: tuple[int, ...]  # further ones that are tried
     strangers: Callable[[], dict[str, Tensor]]
 
 
@@ -100,6 +104,7 @@ CASES = {
         30,
         32,
         {},  # not chosen yet
+        (32,),
         lambda: {name: fb.data.load(name).test_x for name in ("cifar100", "dtd")},
     ),
     "digits": Case(
@@ -115,6 +120,7 @@ CASES = {
             "adapters, posterior": {"lr": 0.3, "prior_scale": 1.0},
             "adapters, posterior of feduab": {"lr": 0.3, "initial": 0.1},
         },
+        (),
         lambda: {"turned": fb.data.load("digits").test_x.rot90(1, (-2, -1))},
     ),
 }
@@ -132,10 +138,18 @@ def ways(case: Case) -> dict[str, tuple[str, Options, Options]]:
         "last layer, points": ("fedavg", {**points, "lr": 0.1}, {"rank": 0}),
         "last layer, posterior": ("fedvi", {**normals, "lr": 0.2}, {"rank": 0}),
     }
+    for rank in case.ranks:
+        wider = {w: (m, o, {**low, "rank": rank}) for w, (m, o, low) in named.items() if w.startswith("adapters")}
+        named |= {f"{way}, rank {rank}": row for way, row in wider.items()}
     named = {
         way: (method, {**options, **case.chosen.get(way, {})}, low) for way, (method, options, low) in named.items()
     }
     return {**named, ONE_SCALE: named["adapters, points"]}
+
+
+def grid_of(way: str) -> list[Options]:
+    """What is tried for a way, whatever its rank."""
+    return GRID[way.partition(", rank ")[0]]
 
 
 # In the order in which they are tried: `--most 2` takes the first two of each.
@@ -144,7 +158,7 @@ GRID: dict[str, list[Options]] = {
     "full fine-tuning": RATES,
     "adapters, points": RATES,
     "adapters, posterior": [{"lr": lr, "prior_scale": s} for s in (0.3, 1.0, 0.1) for lr in (0.3, 0.1)],
-    "adapters, posterior of feduab": [{"lr": lr, "initial": s} for s in (0.1, 0.03) for lr in (0.1, 0.3)],
+    "adapters, posterior of feduab": [{"lr": lr, "initial": s} for s in (0.03, 0.1) for lr in (0.1, 0.3)],
     "both factors averaged": RATES,
     "last layer, points": RATES,
     "last layer, posterior": [{"lr": lr} for lr in (0.1, 0.3)],
@@ -215,13 +229,13 @@ def strangers(case: Case, run: fb.Run) -> Options:
 
 def tune(figures: Figures, case: Case, given: argparse.Namespace) -> None:
     data = data_of(case, True, given.rows)
-    for way in given.only or GRID:
-        changes = GRID[way][: given.most]
+    for way in given.only or [way for way in ways(case) if way != ONE_SCALE]:
+        changes = grid_of(way)[: given.most] if given.change is None else [given.change]
         for together in [[change] for change in changes] if given.device == "cpu" else [changes]:
             runs, taken = trained([task_of(case, way, data, 100, given, change) for change in together])
             for change, run in zip(together, runs):
                 words = ", ".join(f"{name} {value}" for name, value in change.items())
-                figures.add(f"{way}, {words}", **figures_of(run), seconds=taken)
+                figures.add(f"{way}, {words}", **figures_of(run), seconds=taken, way=way, options=change)
 
 
 def test(figures: Figures, case: Case, given: argparse.Namespace) -> None:
@@ -237,10 +251,30 @@ def test(figures: Figures, case: Case, given: argparse.Namespace) -> None:
                 figures.add(f"{way}, seed {seed}", **scores, numbers=numbers, seconds=taken)
 
 
+def best_in(path: Path) -> dict[str, Options]:
+    """The options of each way with the lowest Brier score in a file of `tune`."""
+    rows = [row for row in json.loads(path.read_text())["rows"] if "way" in row and row["brier"] == row["brier"]]
+    lowest = {row["way"]: row for row in sorted(rows, key=lambda row: -row["brier"])}
+    return {way: row["options"] for way, row in lowest.items()}
+
+
+def jobs(case: Case, given: argparse.Namespace) -> None:
+    """The arguments of single processes, one per line, separated by tabs."""
+    for way in given.only or ways(case):
+        if given.part == "test":
+            print("\n".join(f"--only\t{way}\t--seeds\t{seed}" for seed in given.seeds))
+        elif way != ONE_SCALE:
+            print("\n".join(f"--only\t{way}\t--change\t{json.dumps(change)}" for change in grid_of(way)[: given.most]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=list(CASES))
-    parser.add_argument("part", choices=["tune", "test"])
+    parser.add_argument("part", choices=["tune", "test", "join"])
+    parser.add_argument("files", nargs="*", type=Path, help="of join")
+    parser.add_argument("--list", action="store_true", help="print the single jobs")
+    parser.add_argument("--change", type=json.loads, help="options that are tried, of tune")
+    parser.add_argument("--chosen", type=Path, help="a file of tune whose best options are tested")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int)
@@ -255,8 +289,16 @@ def main() -> None:
         given.rounds, given.seeds, given.rows, given.most = 1, [0], 70, 1
     warnings.simplefilter("ignore")  # that sets are partial
     output = given.output or Path(f"docs/results/adapters-{given.case}-{given.part}.json")
+    case = CASES[given.case]
+    if given.chosen is not None:
+        case = case._replace(chosen={**case.chosen, **best_in(given.chosen)})
+    if given.list:
+        return jobs(case, given)
+    if given.part == "join":
+        output.write_text(json.dumps(joined(given.files), indent=1) + "\n")
+        return None
     figures = Figures(output, given.device, given.commit, keep=True)
-    {"tune": tune, "test": test}[given.part](figures, CASES[given.case], given)
+    return {"tune": tune, "test": test}[given.part](figures, case, given)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,13 @@ def machine(device: str) -> str:
 def commit() -> str:
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
+
+
+def joined(paths: Iterable[Path]) -> dict[str, Any]:
+    """One table of figures of the files that processes side by side wrote, later ones in place of earlier ones."""
+    parts = [json.loads(path.read_text()) for path in sorted(paths)]
+    rows = {row["what"]: row for part in parts for row in part["rows"]}
+    return {**parts[0], "rows": sorted(rows.values(), key=lambda row: row["what"])}
 
 
 class Figures:

@@ -91,7 +91,7 @@ def test_averages_of_b_are_averages_of_weights_and_those_of_both_factors_are_not
     def trained(clients: list[tuple[Tensor, Tensor]]) -> Tensor:
         data = fb.data.from_clients(clients, kind="real", classes=3)
         method = fb.methods.fedavg(lr=0.02, epochs=10, batch=20)
-        table = {"rank": 2, "full": (), "both": both}
+        table = {"rank": 2, "full": (), "both": both, "scale": 0.5}
         run = fb.fit(network, data, method=method, rounds=1, adapters=table, likelihood=normal(0.5))
         return run.module().weight.detach() - body
 

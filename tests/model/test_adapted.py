@@ -171,9 +171,19 @@ def test_a_is_drawn_by_its_address() -> None:
     one, two, other = (adapt(nn.Sequential(nn.Linear(400, 3)), Adapters(seed=s, full=(), rank=50)) for s in (1, 1, 2))
     assert torch.equal(one[0].lora_A, two[0].lora_A)
     assert not torch.equal(one[0].lora_A, other[0].lora_A)
-    assert one[0].lora_A.std() == pytest.approx(1 / 20, rel=0.02)
+    assert one[0].lora_A.std() == pytest.approx(50**-0.5, rel=0.02)
     assert not one[0].lora_A.requires_grad
     assert adapt(nn.Linear(4, 3), Adapters(full=(), both=True)).lora_A.requires_grad
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(300, 2), nn.Conv2d(30, 2, 3), nn.Embedding(300, 2)], ids=str)
+def test_a_step_in_b_is_on_average_one_in_the_weights(layer: nn.Module) -> None:
+    """dW = G A^T A for a gradient G by W: as long along G as G itself, where A^T A is I on average."""
+    network = adapt(nn.Sequential(layer, nn.Linear(2, 2)), Adapters(pattern="0", rank=8))
+    a = network[0].lora_A.detach().flatten(1)
+    slope = torch.randn(400, a.shape[1], generator=torch.Generator().manual_seed(0))
+    along = ((slope @ a.T @ a) * slope).sum() / slope.square().sum()
+    torch.testing.assert_close(along, torch.tensor(1.0), atol=0.1, rtol=0)
 
 
 def test_a_rank_is_at_most_the_inputs() -> None:

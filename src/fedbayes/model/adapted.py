@@ -25,7 +25,6 @@ from fedbayes.model.adapted_layers import (
     B,
     Kind,
     _add,
-    fan_in,
     give,
     kind_of,
     trained_dtype,
@@ -126,14 +125,19 @@ def _load_whole(network: nn.Module, whole: Mapping[str, Tensor]) -> None:
 
 
 def _drawn(name: str, layer: nn.Module, kind: Kind, adapters: Adapters) -> Tensor:
-    """A by its address: layers of one name and shape have the same on every machine. Its rank is at most the inputs."""
+    """A by its address: layers of one name and shape have the same on every machine. Its rank is at most the inputs.
+
+    Entries are normals of variance scale^2 / rank, by which A^T A is scale^2 I on average (Johnson & Lindenstrauss,
+    1984): a step in B moves the weights as far as a step of full fine-tuning would, on average, and N(0, s^2) over B is
+    of the same width over the weights. One learning rate then suits adapters and what is trained in full.
+    """
     inputs = math.prod(kind.shapes(layer, 1)[0])
     shape, _ = kind.shapes(layer, min(adapters.rank, inputs))
     layer.__dict__[DRAWN] = True
     values = normals(math.prod(shape), adapters.seed, "adapters", name).reshape(shape)
     if kind is EMBEDDING and layer.padding_idx is not None:
         values[:, layer.padding_idx] = 0  # type: ignore[index]
-    return values * (adapters.scale / math.sqrt(fan_in(shape, kind)))
+    return values * (adapters.scale / math.sqrt(len(values)))
 
 
 class StillNorm(nn.Module):

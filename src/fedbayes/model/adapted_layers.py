@@ -111,11 +111,6 @@ def _add(layer: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
     return output + kind.change(layer, inputs[0]).to(output.dtype)
 
 
-def fan_in(shape: tuple[int, ...], kind: Kind) -> int:
-    """Numbers that an entry of A x is a sum of."""
-    return 1 if kind is EMBEDDING else math.prod(shape[1:])
-
-
 def trained_dtype(dtype: torch.dtype) -> torch.dtype:
     """Of what is trained beside a frozen weight: half precision is for what does not move."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -31,7 +31,7 @@ class Adapters:
         flag,
         default=False,
     )
-    scale: float = option("of A, whose entries are normals of variance scale^2 / inputs", positive, default=1.0)
+    scale: float = option("of A, whose entries are normals of variance scale^2 / rank", positive, default=1.0)
     path: str | None = option(
         "a folder of adapters in PEFT's format to go on from: its layers, ranks and A are taken, not those of "
         "`pattern`, `rank`, `scale` and `seed`; modules that it saved whole are trained in full",
