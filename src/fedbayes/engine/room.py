@@ -38,7 +38,7 @@ class Shortage(torch.OutOfMemoryError):
         one = self.clients == 1
         who = "a client's step needs" if one else f"steps of {self.clients} clients at once need"
         line = f"out of memory: {who} about {_size(self.needed)}, {_size(self.free)} are free"
-        if not one:
+        if self.fits < self.clients and not one:
             line += f", enough for {self.fits}"
         if self.again is None:
             return line
