@@ -83,7 +83,7 @@ def stacked_step(clients: int = 3, blocks: int = 5):
     return vmap(step), weights, torch.randn(clients, 400, 4)
 
 
-def test_less_is_held_and_no_bit_changes():
+def test_less_is_held_and_nothing_changes():
     step, weights, x = stacked_step()
     plain, again = Compiled(step, kernels=False), Compiled(step, kernels=False, again=True)
     want = step(weights, x)
