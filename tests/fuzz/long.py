@@ -15,7 +15,7 @@ import run_folders
 import secure_replies
 from harness import Case, Verdict, verdicts
 
-NUMBERS = {"experiments": 20_000, "data": 5_000, "folders": 2_000, "replies": 10_000, "secure": 5_000}
+NUMBERS = {"experiments": 20_000, "data": 5_000, "folders": 2_000, "replies": 10_000, "secure": 10_000}
 KINDS: dict[str, tuple[Case, Callable[[], object] | None]] = {
     "experiments": (experiment_files.case, None),
     "data": (data_files.case, data_files.trained),
