@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import fedbayes as fb
 from fedbayes.cli import app
+from fedbayes.cli.sites import coverage_table
 from fedbayes.errors import InputError
 from fedbayes.runs import calibrated, watched
 
@@ -58,6 +59,10 @@ def test_calibrate_then_predict_evaluate_and_report_by_site(home, tmp_path):
     assert "95 % interval" in said
     call("report", home, "--no-figures")
     assert "Promises by site" in (home / "report.html").read_text()
+    made = calibrated.read(home)
+    assert [c.header for c in coverage_table(made).columns][-1] == "classes in a set"
+    made.judged["size"] = np.full(len(made.sites), np.nan)  # as under epsilon, where sizes stay at the sites
+    assert [c.header for c in coverage_table(made).columns][-1] == "95 % interval"
 
 
 def test_a_watch_goes_on_and_tells_what_changed(home, tmp_path):

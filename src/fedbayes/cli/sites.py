@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,20 +70,22 @@ def coverage_table(made: object) -> Table:
     title = f"{made.coverage:.0%} by {made.way}, {made.score}: {made.rows} rows calibrate ({made.source})"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     table.add_column("site", overflow="fold")
-    for name in ("rows", "coverage", "95 % interval", sizes[made.kind]):
+    told = not any(isnan(row.size) for row in rows)  # under epsilon sizes stay at the sites
+    for name in ("rows", "coverage", "95 % interval", *[sizes[made.kind]] * told):
         table.add_column(name, justify="right")
     for row in rows[:MOST]:
         shown = f"{row.coverage:.3f}"
-        cells = [shown if row.inside else f"[red]{shown}[/]", f"{row.low:.3f} to {row.high:.3f}", f"{row.size:.4g}"]
-        table.add_row(escape(row.site), str(row.rows), *cells)
+        cells = [shown if row.inside else f"[red]{shown}[/]", f"{row.low:.3f} to {row.high:.3f}"]
+        table.add_row(escape(row.site), str(row.rows), *cells, *[f"{row.size:.4g}"] * told)
     if len(rows) > MOST:
-        table.add_row(f"and {len(rows) - MOST} more", "", "", "", "")
+        table.add_row(f"and {len(rows) - MOST} more")
     total = sum(row.rows for row in rows)
     table.add_section()
     whole = sum(row.coverage * row.rows for row in rows) / max(total, 1)
-    size = sum(row.size * row.rows for row in rows) / max(total, 1)
     inside = sum(row.inside for row in rows)
-    table.add_row("all", str(total), f"{whole:.3f}", f"{inside} of {len(rows)} sites as promised", f"{size:.4g}")
+    size = sum(row.size * row.rows for row in rows) / max(total, 1)
+    promised = f"{inside} of {len(rows)} sites as promised"
+    table.add_row("all", str(total), f"{whole:.3f}", promised, *[f"{size:.4g}"] * told)
     return table
 
 
