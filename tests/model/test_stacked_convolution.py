@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import fedbayes as fb
 from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.steps import Steps, Work, stacked_step
-from fedbayes.model import convolution
+from fedbayes.model import convolution, interception, stacked_convolution
 from fedbayes.model.estimators import flipout
 from fedbayes.model.stacked_convolution import convolution as stacked
 from fedbayes.networks.papers import network_named
@@ -93,6 +93,25 @@ def test_a_trace_has_one_operation_for_each_product() -> None:
     met = Counter(str(node.target) for node in traced.graph.nodes)
     names = ("convolution", "convolution_input", "convolution_weight")
     assert [met[f"fedbayes.{name}.default"] for name in names] == [2, 2, 2]
+
+
+def test_batch_norm_after_a_stacked_convolution_is_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyTorch's own copies its input with channels last on a GPU, which vmap can't take.
+    for module in (convolution, interception):
+        monkeypatch.setattr(module, "side_by_side", lambda x: True)
+    monkeypatch.setattr(stacked_convolution, "available", lambda: True)
+    handlers = {F.conv2d: convolution.conv2d, F.batch_norm: interception.batch_norm()}
+
+    def loss(w: Tensor, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        with interception.Interception(handlers):
+            return F.batch_norm(F.conv2d(x, w), mean, variance, training=True).sin().sum()
+
+    given = torch.randn(3, 4, 3, 3, 3), torch.randn(3, 2, 3, 8, 8), torch.zeros(3, 4), torch.ones(3, 4)
+    with convolution.compiled():
+        traced = make_fx(vmap(grad(loss)), tracing_mode="fake")(*given)
+    met = [str(node.target) for node in traced.graph.nodes]
+    assert "fedbayes.convolution.default" in met
+    assert not [name for name in met if "batch_norm" in name]
 
 
 @pytest.mark.gpu

@@ -39,6 +39,11 @@ def own_kernels() -> bool:
     return _STACKED and stacked_convolution.available()
 
 
+def side_by_side(x: Tensor) -> bool:
+    """Whether this is of clients side by side on a GPU, within compiled steps."""
+    return _STACKED and x.is_cuda
+
+
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """F.conv2d.
 
@@ -46,7 +51,7 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
     convolution of many groups. On a CPU without oneDNN the first in
     training is a product of patches, but where it is compiled, as that makes it slower.
     """
-    if _STACKED and input.is_cuda:
+    if side_by_side(input):
         return _stacked(input, weight, bias, *args, **kwargs)
     few = weight.shape[1] <= FEW and input.dim() == 4 and input.device.type == "cpu"
     slow = few and not torch.backends.mkldnn.enabled

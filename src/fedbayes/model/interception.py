@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fedbayes.model.convolution import side_by_side
 from fedbayes.model.tracing import alone
 from fedbayes.noise import Tape
 
@@ -83,7 +84,8 @@ def _attention(tape: Tape) -> Handler:
 def batch_norm(mask: Tensor | None = None) -> Handler:
     """BatchNorm in the precision of its statistics that does not see padded rows.
 
-    PyTorch's own where all rows are live and inputs are of that precision: in bfloat16 vmap can't take it.
+    PyTorch's own where all rows are live and inputs are of that precision: in bfloat16 vmap can't take it. Nor
+    can it on a GPU where channels lie last, as after stacked convolutions: there it is plain operations, to be fused.
     """
 
     def call(
@@ -97,7 +99,7 @@ def batch_norm(mask: Tensor | None = None) -> Handler:
         eps: float = 1e-5,
     ) -> Tensor:
         exact = running_mean is None or running_mean.dtype == input.dtype
-        if exact and (mask is None or not training):
+        if exact and (mask is None or not training) and not side_by_side(input):
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         dtype, x = input.dtype, input if running_mean is None else input.to(running_mean.dtype)
         column = [1, -1] + [1] * (x.dim() - 2)
