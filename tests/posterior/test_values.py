@@ -11,7 +11,17 @@ from torch import nn
 from torch.func import grad, vmap
 
 from fedbayes.posterior.layout import Layout
-from fedbayes.posterior.values import Draws, Gaussian, Point, check, load, map_tensors, save, softplus_inverse
+from fedbayes.posterior.values import (
+    Draws,
+    Gaussian,
+    Point,
+    check,
+    load,
+    map_tensors,
+    save,
+    softplus_and_slope,
+    softplus_inverse,
+)
 
 
 def _gaussian(seed: int, *shape: int) -> Gaussian:
@@ -75,6 +85,20 @@ def test_moments_and_naturals_give_the_gaussian_back(mean, scale):
     shift, precision = q.naturals()
     assert float(precision) == pytest.approx(scale**-2)
     assert float(shift) == pytest.approx(mean / scale**2)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-13), (torch.float32, 3e-6)])
+def test_softplus_and_its_slope_from_tiny_to_huge(dtype, rtol):
+    rho = torch.tensor([-85.0, -30.0, -1.5, 0.0, 2.0, 17.0, 29.9, 30.1, 700.0], dtype=dtype)
+    kept = rho.clone()
+    scale, slope = softplus_and_slope(rho)
+    exact = [max(r, 0.0) + math.log1p(math.exp(-abs(r))) for r in rho.tolist()]
+    bent = [1 / (1 + math.exp(-r)) for r in rho.tolist()]
+    torch.testing.assert_close(scale, torch.tensor(exact, dtype=dtype), rtol=rtol, atol=0)
+    torch.testing.assert_close(slope, torch.tensor(bent, dtype=dtype), rtol=rtol, atol=0)
+    assert torch.equal(rho, kept)
+    assert softplus_and_slope(torch.tensor([-torch.inf]))[0].item() == 0.0
+    assert softplus_and_slope(torch.tensor([torch.nan]))[0].isnan().all()
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)

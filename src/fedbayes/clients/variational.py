@@ -162,11 +162,11 @@ class VariationalStep:
             g, (static, nll) = gradients(self.expectation.nll, vectors, state.static, b, tape, frozen)
         # The KL's gradient by hand: d/dmean = (m - m0) / s0^2, d/dscale = s / s0^2 - 1 / s. No logarithm is needed.
         q, weight = self.prior_of(info), KL_WEIGHTS[self.kl](b, info)
-        precision = q.scale.square().reciprocal()
+        stiffness = weight / q.scale.square()
         slopes = {part: g[part] for part in self.points}
-        slopes["mean"] = g["mean"] + weight * precision * (mean - q.mean)
-        pull = weight * (scale * precision - scale.reciprocal())
-        slopes["rho"] = g["scale"] + pull * slope if self.private else (g["scale"] + pull) * slope
+        slopes["mean"] = torch.addcmul(g["mean"], stiffness, mean - q.mean)
+        pull = (stiffness * scale).sub_(weight / scale)
+        slopes["rho"] = g["scale"] + pull * slope if self.private else pull.add_(g["scale"]).mul_(slope)
         if TILT in info.constants:
             tilt = info.constants[TILT]
             slopes["mean"] = slopes["mean"] + weight * (tilt.pull - tilt.held * (mean - q.mean))

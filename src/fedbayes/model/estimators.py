@@ -26,7 +26,7 @@ from fedbayes.noise import Tape
 LINEAR_MAPS: dict[Any, int] = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 
 Map = Callable[[Tensor, Tensor], Tensor]  # input, weight -> output without bias
-Normal = tuple[Tensor, Tensor]  # mean, scale
+Normal = tuple[Tensor, Tensor]  # mean, and scale or, for `local`, variance
 Estimate = Callable[[Map, Tensor, Normal, Normal | None, Tape, int], Tensor]
 
 
@@ -37,12 +37,12 @@ def local(apply: Map, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape
     """
     if x.is_cuda and (not spatial or (spatial == 2 and own_kernels())):
         # Small products are bound by their launches: both at once.
-        inputs, weights = torch.stack([x, x.square()]), torch.stack([weight[0], weight[1].square()])
+        inputs, weights = torch.stack([x, x * x]), torch.stack(weight)
         mean, variance = vmap(apply)(inputs, weights).unbind(0)
     else:
-        mean, variance = apply(x, weight[0]), apply(x.square(), weight[1].square())
+        mean, variance = apply(x, weight[0]), apply(x * x, weight[1])
     if bias is not None:
-        mean, variance = mean + bias[0], variance + bias[1].square()
+        mean, variance = mean + bias[0], variance + bias[1]
     # A tiny constant keeps the gradient of the root finite where all inputs are zero.
     return mean + (variance + 1e-16).sqrt() * tape(mean)
 
@@ -162,8 +162,10 @@ def forward(
     weights = {n: m + scales[n] * tape(m) if n in drawn else m for n, m in means.items()}
     weights = {**{n: t for n, t in others.items() if n not in weights}, **weights}
     handlers: Mapping[Any, Handler] = {}
-    if estimation.estimate is not None and scales:
-        ours = [(weights[n], scales[n]) for n in estimation.taken]
+    if estimation.estimate is not None and scale is not None:
+        # All variances at once: one square, and one in the backward pass, for all tensors.
+        spreads = model.layouts[part].split(scale.square()) if estimation.estimate is local else scales
+        ours = [(weights[n], spreads[n]) for n in estimation.taken]
         handlers = {
             func: _linear(func, spatial, ours, estimation.estimate, tape) for func, spatial in LINEAR_MAPS.items()
         }

@@ -31,9 +31,10 @@ def softplus_inverse(scale: Tensor) -> Tensor:
 
 
 def softplus_and_slope(rho: Tensor) -> tuple[Tensor, Tensor]:
-    """softplus(rho) = log(1 + e^rho) and its derivative, from one exponential."""
-    t = rho.clamp(max=30.0).exp()
-    return torch.where(rho > 30.0, rho, t.log1p()), t / (1 + t)
+    """softplus(rho) = log(1 + e^rho), which is never below rho, and its derivative, from one exponential."""
+    t = rho.clamp(max=30.0).exp_()
+    scale = torch.maximum(t.log1p(), rho)  # not a choice by where, which takes as long as the logarithm on a CPU
+    return scale, t.div_(1 + t)
 
 
 @dataclass(frozen=True)
