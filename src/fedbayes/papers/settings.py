@@ -31,8 +31,7 @@ EXECUTION = ("device", "engine", "compile", "at_once", "recompute")  # how it wa
 def setting_of(experiment: Experiment) -> dict[str, Any]:
     """An experiment's table as a cell's file keeps it: with all options, for defaults may change."""
     table = {key: value for key, value in table_of(experiment).items() if key not in EXECUTION}
-    options = method_named(experiment.method, experiment.options).options
-    return {**table, "options": _plain(options)}
+    return {**table, "options": _plain(_options(experiment.method, experiment.options))}
 
 
 def otherwise(content: Mapping[str, Any], current: Experiment) -> str:
@@ -75,10 +74,18 @@ def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
     options = {
         name: v for name, v in whole["options"].items() if name in known and _plain(v) != _plain(known[name].default)
     }
-    whole["options"] = method_named(whole["method"], options).options
+    whole["options"] = _options(whole["method"], options)
     flat = {name: v for name, v in whole.items() if not isinstance(v, Mapping)}
     flat |= {f"{name}.{k}": v for name, inner in whole.items() if isinstance(inner, Mapping) for k, v in inner.items()}
     return _plain(flat)
+
+
+def _options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a method, defaults included; what is imported stays as its name, package.module:name."""
+    known = options_of(METHODS[method])
+    imported = {n: v for n, v in options.items() if known[n].metadata["importable"] and isinstance(v, str) and ":" in v}
+    given = {name: v for name, v in options.items() if name not in imported}
+    return {**method_named(method, given).options, **imported}
 
 
 def _plain(value: Any) -> Any:
