@@ -19,6 +19,9 @@ from fedbayes.noise import Tape
 from fedbayes.posterior.values import Gaussian, Parts, Point
 
 BEGINNING = 4  # rounds that the first curvature counts as: means are to learn before scales widen
+SINGLE = 500  # steps that it counts as at most where it is of one draw: the more the rows, the more of it is noise
+STEADY = 2  # rounds that the average goes over at least: noise must not take a precision away
+LEAST_SAID = 0.05  # of a gradient over its scale: what one draw's first step says of a curvature at least
 SAMPLE = 1024  # weights whose mean curvature is that of all, about: a pass over all of them in every step would cost
 FARTHEST = 1.0  # how far a precision may go in a step, in terms of itself: it ends between .5 and 2.5 of what it was
 
@@ -51,6 +54,8 @@ class IvonStep:
     the first step saw if that is more; this counts as `BEGINNING` rounds of the average. So scales begin narrow and
     widen as means learn: where weights are more than rows, scales that the data allow an untrained network drown its
     gradients in noise, and it never leaves the prior.
+    Without pairs of draws the first step saw mostly noise, whose size grows with the root of the rows, while its part
+    of an average over rounds does not fall with them: it counts as no more than `SINGLE` steps then.
     `implicit`: the prior is followed to where it balances the gradient's step, however narrow it is,
       mean     -= lr (gbar + p (mean - m_0)) / (c + lr p)
     with p = 1 / (N s_0^2) and c = max(what the data have of precision / N, least_curvature).
@@ -101,7 +106,8 @@ class IvonStep:
             seen = (g["scale"] if z is None else z * self._told(g["mean"], state, info)) / scale
         after = self._followed(precision, least + seen / weight, self._share(b, info))
         if begins is not None:
-            after = torch.where(begins, torch.maximum(after, least + self._first(seen) / weight), after)
+            said = self._first(seen, g["mean"] / scale) / weight
+            after = torch.where(begins, torch.maximum(after, least + said), after)
         count, beta = state.optimiser["count"] + 1, options["beta1"]
         first = {n: beta * v + (1 - beta) * g[n] for n, v in state.optimiser["first"].items()}
         whole = -torch.expm1(count * beta.log())  # 1 - beta1^count
@@ -142,13 +148,14 @@ class IvonStep:
         count, beta = state.optimiser["count"].clamp(min=1), info.options["beta1"]
         return slope - state.optimiser["first"]["mean"] / -torch.expm1(count * beta.log())  # 0 before the first step
 
-    def _first(self, seen: Tensor) -> Tensor:
+    def _first(self, seen: Tensor, slope: Tensor) -> Tensor:
         """What the first step says of the curvature: pairs of draws its value, one draw hardly more than its size. Of a
-        weight whose noise is small one draw of the weights says nothing, so that a sample of all speaks for it."""
+        weight whose noise is small one draw of the weights says nothing, so that a sample of all speaks for it; by
+        draws of outputs it is a part of its slope (in units of its scale) at least."""
         if self.opposite or self.private:
             return seen
         if not self._alone:
-            return seen.abs()
+            return torch.maximum(seen.abs(), LEAST_SAID * slope.abs())
         return torch.maximum(seen, seen[:: max(1, len(seen) // SAMPLE)].abs().mean())
 
     def _followed(self, precision: Tensor, seen: Tensor, share: Tensor) -> Tensor:
@@ -180,7 +187,9 @@ class IvonStep:
         if self.remembers:
             return 1 - info.options["beta2"]
         steps = self.epochs * info.batches[0]
-        so_far = torch.minimum((info.round + BEGINNING) * steps + b.step, 2 * info.options["curvature_memory"] * steps)
+        beginning = BEGINNING * steps if self.opposite else (BEGINNING * steps).clamp(max=SINGLE)
+        so_far = torch.maximum(beginning + info.round * steps + b.step, STEADY * steps)
+        so_far = torch.minimum(so_far, 2 * info.options["curvature_memory"] * steps)
         return 2 / (so_far.to(info.options["lr"].dtype) + 2)
 
 
