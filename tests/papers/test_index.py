@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedbayes.papers import index
+from fedbayes.papers import causes, index
+from fedbayes.papers.causes import Cause
 from fedbayes.papers.cells import Cell, Source, Table
+from fedbayes.papers.page import WORSE, markdown
+from fedbayes.papers.tables import TABLES
+
+RESULTS = Path(__file__).parents[2] / "docs/results"
 
 PRINTED = {"accuracy": 0.9, "nll": 0.30}
 FILES: dict[tuple[str, str], list[dict[str, Any]]] = {  # by scale and row: one content for each seed
@@ -53,9 +59,47 @@ def test_every_printed_number_stands_somewhere(tmp_path: Path) -> None:
     assert [(row["row"], row["metric"]) for row in worse if row] == [("worse", "accuracy")]
     text = index.index(made(), found, tmp_path)
     assert "| Made, table 1 | 10 | 4 | 1 | 1 | 4 | 1 | 2 | 1 |" in text
-    assert "| made-1 | worse IID | accuracy | 85.00 | 90.00 | 1 |" in text
+    assert "| made-1 | worse IID | accuracy | 85.00 | 90.00 | 1 | open |" in text
     (tmp_path / "made-1-short.md").touch()
     assert "[Made, table 1](made-1-short.md)" in index.index(made(), found, tmp_path)
+
+
+def test_a_cause_is_shown_by_another_row_or_the_number_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (table,), found = made().values(), index.standings(made(), tmp_path)
+
+    def why(shown: str) -> str:
+        monkeypatch.setattr(causes, "CAUSES", (Cause(("made-1",), "row", "worse", shown, "half the steps"),))
+        (line,) = index.worse("made-1", table, found, tmp_path)
+        assert " | ".join(line) in index.index(made(), found, tmp_path)
+        assert " | ".join(line) in markdown(
+            table, [one.row for one in found if one.row and one.state == "full"], [line]
+        )
+        return line[-1]
+
+    assert why("full") == "half the steps (full): [92.00](made-1.json)"
+    assert why("missing") == "open"  # a cause that has not been run is none
+    monkeypatch.setitem(FILES, ("paper", "full"), [{"test": {"accuracy": 0.874, "nll": 0.3}, "seed": 0}])
+    assert why("full") == "open"  # nor one that leaves more than half of the gap
+    monkeypatch.setitem(FILES, ("paper", "full"), [{"test": {"accuracy": 0.876, "nll": 0.3}, "seed": 0}])
+    assert why("full").startswith("half the steps")
+
+
+@pytest.mark.parametrize("cause", causes.CAUSES, ids=str)
+def test_causes_name_places_of_their_tables(cause: Cause) -> None:
+    for name in cause.tables:
+        table = TABLES[name]
+        suffixes = ["", *table.variants.values()] if cause.field == "row" else [""]
+        places = {getattr(cell, cause.field) + suffix for cell in table.cells() for suffix in suffixes}
+        assert {cause.worse, cause.shown} <= places
+
+
+def test_every_worse_number_of_the_pages_has_a_cause_or_is_open() -> None:
+    lines = (RESULTS / "index.md").read_text(encoding="utf-8").partition(f"### {WORSE}")[2].splitlines()
+    entries = [[word.strip() for word in line.strip("|").split("|")] for line in lines if line.startswith("| ")][1:]
+    assert len(entries) == json.loads((RESULTS / "index.json").read_text(encoding="utf-8"))["all"]["worse"]
+    for table, *entry in entries:
+        assert entry[-1] == causes.OPEN or any(entry[-1].startswith(c.why) for c in causes.CAUSES if table in c.tables)
+        assert f"| {' | '.join(entry)} |" in (RESULTS / f"{table}.md").read_text(encoding="utf-8")
 
 
 def test_scores_where_more_is_better_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbayes.papers.page import markdown
+from fedbayes.papers.page import WORSE, markdown
 from fedbayes.papers.rows import rows_of
 from fedbayes.papers.tables import TABLES
 
@@ -39,4 +39,6 @@ def test_every_figure_is_that_of_the_cells(name, scale):
         same = [pytest.approx(v, rel=1e-12) if isinstance(v, float) else v for v in (before[key] for key in FIGURES)]
         assert [row[key] for key in FIGURES] == same
     # How settings are listed above a table follows the order of the methods' options: blocks are compared.
-    assert blocks(markdown(TABLES[name], rows)) == blocks((RESULTS / f"{stem}.md").read_text())
+    # What is clearly worse than print is judged by all tables at once, on the page of their index.
+    page = (RESULTS / f"{stem}.md").read_text().partition(f"## {WORSE}")[0]
+    assert blocks(markdown(TABLES[name], rows)) == blocks(page)

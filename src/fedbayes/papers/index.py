@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from fedbayes.papers.causes import OPEN, cause_of
 from fedbayes.papers.cells import Table
 from fedbayes.papers.layout import Row
-from fedbayes.papers.page import BETTER_HIGH
+from fedbayes.papers.page import BETTER_HIGH, WORSE
 from fedbayes.papers.rows import as_variant, rows_of
 
 PAPER = "paper"
@@ -22,6 +23,10 @@ LEGEND = (
     "*within noise*, or *worse*. Noise is half of the last printed digit and two standard errors of the difference: of "
     "ours over seeds or folds, and of the printed one where it is known; of a single seed, the median spread over "
     "seeds of all full numbers of that metric."
+)
+CAUSE = (
+    "A cause is shown by another row of the same table, with that one thing done otherwise: it leaves no more than "
+    "half of the gap to print, and its number stands behind. Everything else is open."
 )
 MADE = "<!-- fedbayes table --all: made anew from here on -->"
 
@@ -116,16 +121,29 @@ def index(tables: Mapping[str, Table[Any]], found: Sequence[Standing], output: P
             pages = [f"{name}.md", *(f"{name}-{scale}.md" for scale in table.scales)]
             page = next((page for page in pages if (output / page).is_file()), None)
             lines.append(_line(f"[{table.title}]({page})" if page else table.title, printed[name]))
-    lines += [_line("**all**", found), "", "### Clearly worse than print", ""]
-    lines += ["| table | place | metric | ours | printed | seeds or folds |", "|---|---|---|---|---|---|"]
-    for one in found:
-        if one.verdict == "worse" and one.row is not None:
-            row = one.row
-            ours, error, published, _ = tables[one.table].layout.texts(row)
-            place = f"{row['group']} {row['row']} {row['column']}".strip()
-            number = f"{ours}{f' ± {error}' if error else ''}"
-            lines.append(f"| {one.table} | {place} | {row['metric']} | {number} | {published} | {_runs(row)} |")
+    lines += [_line("**all**", found), "", f"### {WORSE}", "", CAUSE, ""]
+    lines += ["| table | place | metric | ours | printed | seeds or folds | cause |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| {name} | {' | '.join(one)} |" for name in tables for one in worse(name, tables[name], printed[name], output)
+    ]
     return "\n".join([*lines, ""])
+
+
+def worse(name: str, table: Table[Any], found: Sequence[Standing], output: Path) -> Sequence[Sequence[str]]:
+    """Each number of a table that is clearly worse than print: place, metric, ours, printed, runs, and why."""
+    lines, rows = [], None
+    for one in found:
+        if one.table == name and one.verdict == "worse" and one.row is not None:
+            row = one.row
+            rows = rows_of(name, table, output, PAPER) if rows is None else rows
+            ours, error, published, _ = table.layout.texts(row)
+            place = f"{row['group']} {row['row']} {row['column']}".strip()
+            shown = cause_of(row, rows)
+            why = OPEN if shown is None else f"{shown[0]}: [{table.layout.texts(shown[1]).ours}]({name}.json)"
+            lines.append(
+                (place, row["metric"], f"{ours}{f' ± {error}' if error else ''}", published, str(_runs(row)), why)
+            )
+    return lines
 
 
 def below_head(page: str, made: str) -> str:

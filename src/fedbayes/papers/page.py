@@ -27,6 +27,7 @@ figure { margin: 1rem 0; overflow-x: auto; } .wide { overflow-x: auto; } svg { m
 """
 
 
+WORSE = "Clearly worse than print"
 SCALED = "Scaled down:"
 OTHERWISE = "Made with other settings than the table has now:"
 
@@ -98,8 +99,8 @@ def heading(group: str, metric: str, block: Sequence[Row]) -> str:
     return f"{f'{group}: ' if group else ''}{name} ({rounds} round{'' if rounds == '1' else 's'})"
 
 
-def markdown(table: Table[E], rows: Sequence[Row]) -> str:
-    """The table in Markdown: ours ± its standard error / published (the difference)."""
+def markdown(table: Table[E], rows: Sequence[Row], worse: Sequence[Sequence[str]] = ()) -> str:
+    """The table in Markdown: ours ± its standard error / published (the difference), then what is clearly worse."""
     layout = table.layout
 
     def text(row: Row) -> str:
@@ -118,6 +119,9 @@ def markdown(table: Table[E], rows: Sequence[Row]) -> str:
         lines += ["|---" * (len(grid.columns) + 1) + "|"]
         lines += [f"| {name} | " + " | ".join(texts) + " |" for name, texts in grid.rows.items()]
         lines.append("")
+    if worse:
+        lines += [f"## {WORSE}", "", "| place | metric | ours | printed | seeds or folds | cause |", "|---" * 6 + "|"]
+        lines += [*(f"| {' | '.join(one)} |" for one in worse), ""]
     return "\n".join(lines)
 
 

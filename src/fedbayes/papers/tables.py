@@ -11,7 +11,7 @@ from fedbayes.files import write_atomically
 from fedbayes.papers import admm, aggregation, attacks, fedag, fedppd, feduab, league, league_page, pfedpf
 from fedbayes.papers.cells import Request, Table
 from fedbayes.papers.drawing import save, svg_of
-from fedbayes.papers.index import below_head, counted, index, standings
+from fedbayes.papers.index import below_head, counted, index, standings, worse
 from fedbayes.papers.page import markdown, page
 from fedbayes.papers.rows import rows_of
 from fedbayes.runs.sweep import values_of
@@ -42,7 +42,10 @@ def run_published(name: str, output: Path, request: Request, *, train: bool = Tr
         mend = f"there are some of --scale {', '.join(others)}" if others else f"run fedbayes table {name}"
         raise InputError(f"no cell of {name} has been run at scale {scale}: {mend}")
     stem = name if scale == "paper" else f"{name}-{scale}"
-    text = markdown(table, rows)
+    # How far a single seed may stray is judged by all tables.
+    printed = scale == "paper" and any(row["published"] is not None for row in rows)
+    found = standings(TABLES, output) if printed else []
+    text = markdown(table, rows, worse(name, table, found, output))
     records = [{key: row[key] for key in table.layout.keys or row} for row in rows]
     write_atomically(output / f"{stem}.json", (json.dumps(records, indent=1) + "\n").encode())
     write_atomically(output / f"{stem}.md", text.encode())
