@@ -117,7 +117,7 @@ CLAIMS = [
     ),
     Claim(
         "README.md",
-        "| FedUAB-5 on CIFAR-10, 50 rows of two classes per client: accuracy, one seed | {} % | {} % |",
+        "accuracy, one seed, by an estimator that has been mended since | {} % | {} % |",
         [uab("Small-Only2", "accuracy", "points", group="CIFAR-10", key=key) for key in ("ours", "published")],
     ),
     Claim(
