@@ -1,6 +1,7 @@
 """Seconds from `fit` to the first finished round: cold, with nothing compiled before, and warm, in the next process.
 
 Each start is a process of its own; the first has an empty folder of compiled programs, the second that of the first.
+With `--compile soon` it goes on until the steps are compiled, and says how long that took.
 `python benchmarks/start.py --device cuda --deadline 280` starts no network when the seconds are used up; `--only mlp
 resnet18` names some. Networks come from torchvision and transformers where they are installed, else from plain PyTorch.
 """
@@ -116,7 +117,7 @@ def start(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     from measure import federation, wait
 
     import fedbayes as fb
-    from fedbayes.engine import compiled
+    from fedbayes.engine import compiled, repeats
     from fedbayes.training.prepare import prepare
     from fedbayes.training.rounds import rounds
     from fedbayes.training.run import Memory
@@ -125,31 +126,38 @@ def start(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     data = federation(case.shape, [arguments.rows] * case.clients)
     if arguments.device == "cuda":
         torch.zeros(1, device="cuda")
+    if arguments.whole:
+        repeats.LEAST = 2.0  # more than there is
     figures: dict[str, Any] = {"network": name, "imports": time.perf_counter() - began}
-    taken = {"trace and compile": 0.0, "compile": 0.0}
-    measured(compiled.Compiled, "_program", taken, "trace and compile")
-    measured(compiled, "_compiled", taken, "compile")
+    taken = {"trace": 0.0, "compile": 0.0}
+    measured(compiled.Compiled, "_program", taken, "trace")
+    measured(compiled, "kernels", taken, "compile")
     began, worked = time.perf_counter(), sum(os.times()[:4])
     with fb.profile() as shares:
         method = fb.methods.method_named(arguments.method or case.method, {"epochs": 1, "lr": 1e-3})
         task = prepare(
             network, data, method=method, device=arguments.device, compile=arguments.compile, evaluate_every=10**9,
-            rounds=3, **({} if arguments.engine is None else {"engine": arguments.engine}),
+            rounds=10**5, **({} if arguments.engine is None else {"engine": arguments.engine}),
         )  # fmt: skip
-        trained = rounds(task, task.begin(), Memory())
+        trained, notes = rounds(task, task.begin(), Memory()), []
         _, record = next(trained)
         wait(arguments.device)
         figures["first"] = time.perf_counter() - began
         figures["processor"] = sum(os.times()[:4]) - worked  # seconds of all its threads and compilers
+    notes += record.get("notes", [])
+    figures["capture"] = shares.seconds["compile"] - sum(taken.values())
+    until = began + arguments.limit
+    while arguments.compile == "soon" and not notes and time.perf_counter() < until:
+        _, record = next(trained)
+        notes += record.get("notes", [])
+    figures |= {"round": record["round"], "until it": time.perf_counter() - began, **taken}
     began = time.perf_counter()
     _, again = next(trained)
     wait(arguments.device)
-    figures["second"] = time.perf_counter() - began
-    figures |= {"trace": taken["trace and compile"] - taken["compile"], "compile": taken["compile"]}
-    figures["capture"] = shares.seconds["compile"] - taken["trace and compile"]
+    figures["next"] = time.perf_counter() - began
     # What its clients have learned, to the last bit: programs that were kept train as fresh ones do.
     figures["loss"] = repr(again["train"]["loss"])
-    return figures | {"choice": task.choice, "notes": [*record.get("notes", []), *again.get("notes", [])]}
+    return figures | {"choice": task.choice, "notes": [*notes, *again.get("notes", [])]}
 
 
 def measured(home: Any, name: str, taken: dict[str, float], key: str) -> None:
@@ -169,7 +177,8 @@ def measured(home: Any, name: str, taken: dict[str, float], key: str) -> None:
 def in_process(name: str, arguments: argparse.Namespace, cache: str, limit: float) -> dict[str, Any]:
     """The figures of one start in a process of its own, whose compiled programs are in a folder."""
     words = [sys.executable, str(SCRIPT), "--start", name, "--device", arguments.device, "--compile", arguments.compile]
-    words += ["--rows", str(arguments.rows)]
+    words += ["--rows", str(arguments.rows), "--limit", str(min(arguments.limit, limit - 10))]
+    words += ["--whole"] if arguments.whole else []
     for key in ("method", "engine"):
         words += [f"--{key}", getattr(arguments, key)] if getattr(arguments, key) else []
     path = os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -188,12 +197,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="docs/results/bench-start.json, or bench-start-gpu.json")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", default=None, help="on, graph or off; graph on a GPU, on elsewhere by default")
+    parser.add_argument("--compile", default=None, help="on, graph, soon or off; by default graph on a GPU, else on")
     parser.add_argument("--engine", help="stacked or loop; by default what the library chooses")
     parser.add_argument("--method", help="of all networks")
     parser.add_argument("--rows", type=int, default=200, help="of each client")
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--deadline", type=float, default=3600)
+    parser.add_argument("--limit", type=float, default=300, help="seconds that `soon` is waited for")
+    parser.add_argument("--whole", action="store_true", help="compile repeated blocks as often as they stand there")
+    parser.add_argument("--cache", help="a folder of compiled programs to begin with; by default an empty one")
     parser.add_argument("--commit")
     parser.add_argument("--start", choices=list(CASES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -208,15 +220,19 @@ def main() -> None:
     output = arguments.output or Path(f"docs/results/bench-start{kind}.json")
     figures = Figures(output, arguments.device, arguments.commit, keep=True)
     for name in arguments.only:
-        with tempfile.TemporaryDirectory() as cache:
-            for state in ("cold", "warm") if arguments.compile != "off" else ("eager",):
+        with tempfile.TemporaryDirectory() as empty:
+            cache = arguments.cache or empty
+            os.makedirs(cache, mode=0o700, exist_ok=True)
+            states = ("warm",) if os.listdir(cache) else ("cold", "warm")
+            for state in states if arguments.compile != "off" else ("eager",):
                 left = arguments.deadline - (time.perf_counter() - began)
                 if left < 10:
                     print("the deadline has passed; the other networks were not started", flush=True)
                     return
                 row = in_process(name, arguments, cache, left)
                 method = arguments.method or CASES[name].method
-                figures.add(f"{name} by {method}, {state}", **row)
+                how = ", ".join([state, *["soon"] * (arguments.compile == "soon"), *["whole"] * arguments.whole])
+                figures.add(f"{name} by {method}, {how}", **row)
 
 
 if __name__ == "__main__":

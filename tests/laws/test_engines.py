@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import fedbayes as fb
 from fedbayes.data import from_clients
+from fedbayes.engine.beside import read, written
 from fedbayes.engine.stacked import Stacked, run_all
 from fedbayes.engine.steps import Steps
 from fedbayes.networks.papers import network_named
@@ -123,8 +125,8 @@ def one_round(network: str, method: str, engine: str, sizes: list[int], **option
     made = fb.methods.method_named(method.split(",")[0], {"batch": 5, "epochs": 2, **METHODS[method]})
     server = torch.linspace(-2, 2, 13 * 6, dtype=torch.float64).sin().reshape(13, 6)
     run = fit(
-        NETWORKS[network]().double(), sites(sizes), method=made, rounds=1, seed=4, engine=engine, server_data=server,
-        **options,
+        NETWORKS[network]().double(), sites(sizes), method=made, seed=4, engine=engine, server_data=server,
+        **{"rounds": 1, **options},
     )  # fmt: skip
     return run
 
@@ -187,6 +189,29 @@ def test_a_traced_step_is_the_step(method: str, without_kernels: None) -> None:
     eager, traced = (one_round(network, method, "stacked", UNEQUAL, compile=how) for how in ("off", "on"))
     assert traced.journal[0].get("notes") is None, "compilation fell back"
     same(eager, traced, 1e-9)
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_steps_compiled_beside_a_run_are_the_steps(
+    method: str, without_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AtOnce:
+        """The other process's end, in this one."""
+
+        done, fault = True, None
+
+        def __init__(self, *program: object) -> None:
+            parts, options = read(BytesIO(written(*program)))
+            assert options == program[1]
+            for (graph, shapes), (ours, own) in zip(parts, program[0], strict=True):
+                assert (graph.code, shapes) == (ours.code, own)
+
+    monkeypatch.setattr("fedbayes.engine.compiled.Beside", AtOnce)
+    runs = [one_round("mlp", method, "stacked", UNEQUAL, compile=how, rounds=2) for how in ("off", "soon")]
+    switch = "steps run compiled from round 2 on, eagerly before: the same to rounding only"
+    assert runs[1].journal[0].get("notes") is None
+    assert set(runs[1].journal[1]["notes"]) == {switch}
+    same(*runs, 1e-9)
 
 
 class WithConstants(nn.Module):

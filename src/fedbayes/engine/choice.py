@@ -23,7 +23,8 @@ from fedbayes.model.model import Model
 from fedbayes.model.recomputation import recomputes
 from fedbayes.noise import Tape
 
-COMPILE: dict[str, str | None] = {"auto": None, "off": "eager", "on": "compiled", "graph": "graph"}
+SOON = "soon"
+COMPILE: dict[str, str | None] = {"auto": None, "off": "eager", "on": "compiled", "graph": "graph", SOON: "graph"}
 
 # Compiling takes about half a minute; a stacked step saves 1 to 10 ms by it. So it pays from some 10^4 steps on.
 STEPS_WORTH_COMPILING = {"cpu": 20_000, "cuda": 2_000}
@@ -80,7 +81,10 @@ def choose(
         why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
     if clients_asked is not None:
         why += f"; {clients_asked} client{'s' * (clients_asked > 1)} at once, as asked"
-    steps_run = Steps(mode, again=again)
+    soon = compile == SOON and mode in ("graph", "compiled")
+    if soon:
+        why += "; eagerly until a process beside the run has compiled them"
+    steps_run = Steps(mode, again=again, soon=soon)
     chosen = Stacked(program, store, seed=seed, chunk=chunk, steps=steps_run, cohorts=cohorts, workers=workers)
     return chosen, f"engine stacked, steps {steps_run.mode}: {why}" + ("; activations are recomputed" if again else "")
 
@@ -118,7 +122,7 @@ def _draws(model: Model, x: Tensor) -> bool:
 def _mode(compile: str, device: str, steps: int) -> tuple[str, str]:
     mode = COMPILE[compile]
     if mode == "graph" and device != "cuda":
-        return "compiled", "CUDA graphs need a CUDA device"
+        return "compiled", "as asked" if compile == SOON else "CUDA graphs need a CUDA device"
     if mode is not None:
         return mode, "as asked"
     enough = STEPS_WORTH_COMPILING.get(device, 20_000)
@@ -127,7 +131,7 @@ def _mode(compile: str, device: str, steps: int) -> tuple[str, str]:
         return "eager", about
     if device == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         return "eager", f"{about}, but there is no C++ compiler (g++ or clang++)"
-    return ("graph" if device == "cuda" else "compiled"), about
+    return ("graph" if device == "cuda" else "compiled"), f"{about}; compile=soon would not wait for the compiler"
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +17,20 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from fedbayes.engine.beside import Beside, plain
 from fedbayes.engine.clock import COMPILE, share
 from fedbayes.engine.kept import keep_programs
+from fedbayes.engine.repeats import Part, cut
 from fedbayes.model.recomputation import noted_blocks, peak, recompute
+
+
+class Program(NamedTuple):
+    """A traced step: its parts, the function that it is by theirs, what it gives, and how they are compiled."""
+
+    parts: list[Part]
+    join: Callable[[Sequence[Callable[..., Any]]], Callable[..., Any]]
+    out: Any
+    options: dict[str, Any]
 
 
 class Compiled:
@@ -35,21 +47,43 @@ class Compiled:
         self.step = step
         self.kernels = kernels
         self.again = again
+        self.beside: dict[Any, tuple[Program, Beside]] = {}  # what another process compiles
         self._programs: dict[Any, tuple[Callable[..., Any], Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         """step(*arguments)."""
-        leaves, structure = tree_flatten(arguments)
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        # An expanded tensor at one call and a plain one at the next would be two programs.
-        inputs = [leaves[place].contiguous() for place in places]
-        key = (structure, tuple((t.shape, t.dtype) for t in inputs), torch.get_float32_matmul_precision())
+        leaves, structure, places, inputs, key = _taken_apart(arguments)
         if key not in self._programs:
             with share(COMPILE):
-                self._programs[key] = self._program(leaves, places, structure, inputs)
+                program = self._program(leaves, places, structure, inputs)
+                self._programs[key] = self._ready(program)
         run, out = self._programs[key]
         with torch.no_grad():
             return tree_unflatten(list(run(*inputs)), out)
+
+    def there(self, *arguments: Any, ask: bool) -> bool:
+        """Whether a call need not wait for the compiler; `ask`: if not, a process beside this one begins to compile."""
+        leaves, structure, places, inputs, key = _taken_apart(arguments)
+        if ask and key not in self._programs and key not in self.beside:
+            with share(COMPILE):
+                program = self._program(leaves, places, structure, inputs)
+                self.beside[key] = program, Beside(program.parts, program.options)
+        return key in self._programs
+
+    def take(self) -> None:
+        """Take what the processes beside have compiled."""
+        with share(COMPILE):
+            for key, (program, beside) in self.beside.items():
+                if beside.fault is not None:
+                    raise RuntimeError(beside.fault)
+                self._programs[key] = self._ready(program)
+        self.beside = {}
+
+    def end(self) -> None:
+        """Stop the processes beside this one."""
+        for _, beside in self.beside.values():
+            beside.end()
+        self.beside = {}
 
     def held(self, *arguments: Any) -> int:
         """Bytes that a call would hold at most beside its arguments, run operation by operation; about."""
@@ -57,15 +91,23 @@ class Compiled:
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         return peak(self._trace(leaves, places, structure, [leaves[place] for place in places])[0].graph)
 
-    def _program(
-        self, leaves: list[Any], places: list[int], structure: Any, inputs: list[Tensor]
-    ) -> tuple[Callable[..., Any], Any]:
-        """The compiled function of the tensors at these places of the leaves, and the structure of what it gives."""
+    def _program(self, leaves: list[Any], places: list[int], structure: Any, inputs: list[Tensor]) -> Program:
+        """The traced function of the tensors at these places of the leaves."""
         # Two inputs that are one tensor now, as at a round's start, may be two at the next call.
         apart = [torch.empty_like(t) for t in inputs]
-        with torch.no_grad():
-            graph, out = self._trace(leaves, places, structure, apart)
-            return _compiled(graph, apart, as_traced=self.again) if self.kernels else graph, out
+        graph, out = self._trace(leaves, places, structure, apart)
+        shapes = [(t.shape, t.stride(), t.dtype, t.device) for t in apart]
+        # As traced: in the order of operations, for those that are computed again stand where memory is free for them.
+        as_traced = {"reorder_for_locality": False} if self.again else {}
+        options = {"cpp.threads": torch.get_num_threads(), **as_traced}
+        pieces = cut(graph) if self.kernels and not self.again else None
+        if pieces is None:
+            return Program([Part(plain(graph), shapes)], itemgetter(0), out, options)
+        return Program([Part(plain(one), given) for one, given in pieces.parts], pieces.run, out, options)
+
+    def _ready(self, program: Program) -> tuple[Callable[..., Any], Any]:
+        made = [kernels(*part, program.options) if self.kernels else part.graph for part in program.parts]
+        return program.join(made), program.out
 
     def _trace(
         self, leaves: list[Any], places: list[int], structure: Any, inputs: list[Tensor]
@@ -99,17 +141,27 @@ def traced(flat: Callable[..., Any], inputs: list[Tensor], *, again: bool) -> Gr
     return module
 
 
-def _compiled(graph: GraphModule, inputs: list[Tensor], *, as_traced: bool) -> Callable[..., Any]:
-    """Kernels of a graph's operations; `as_traced`: in their order, for they stand where memory is free for them."""
+def _taken_apart(arguments: tuple[Any, ...]) -> tuple[list[Any], Any, list[int], list[Tensor], Any]:
+    """Leaves and structure of arguments, the places of tensors among them, these, and what a program is known by."""
+    leaves, structure = tree_flatten(arguments)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    # An expanded tensor at one call and a plain one at the next would be two programs.
+    inputs = [leaves[place].contiguous() for place in places]
+    key = (structure, tuple((t.shape, t.dtype) for t in inputs), torch.get_float32_matmul_precision())
+    return leaves, structure, places, inputs, key
+
+
+def kernels(graph: GraphModule, shapes: list[tuple[Any, ...]], options: dict[str, Any]) -> Callable[..., Any]:
+    """A graph's operations compiled for inputs of these shapes, strides, types and devices; kept on disk."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # loads sympy
 
     keep_programs()
     # Inductor looks on its disk only where it could note what a program assumes of shapes; ours are numbers still.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    shapes: list[Any] = [mode.from_tensor(t, static_shapes=True) for t in inputs]
-    options = {"cpp.threads": torch.get_num_threads(), **({"reorder_for_locality": False} if as_traced else {})}
-    with _no_arguments(), tracing(TracingContext(mode)):
-        return torch._inductor.compile(graph, shapes, options=options)
+    with mode:
+        inputs: list[Any] = [torch.empty_strided(*pair, dtype=t, device=where) for *pair, t, where in shapes]
+    with torch.no_grad(), _no_arguments(), tracing(TracingContext(mode)):
+        return torch._inductor.compile(graph, inputs, options=options)
 
 
 @contextmanager

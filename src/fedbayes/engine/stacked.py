@@ -7,7 +7,8 @@ that fit in memory. Costs the steps of the longest client of each chunk, memory 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,12 +87,25 @@ class Stacked:
 
     def take_notes(self) -> list[str]:
         """Fallbacks taken since this was last asked."""
-        sources = {id(source): source for bound in self._bounds.values() for source in (bound, bound.steps)}
-        notes = []
-        for source in (sources | {id(self.steps): self.steps}).values():
+        notes: list[str] = []
+        sources: list[Bound | Steps] = [*self._bounds.values(), *self._all_steps()]
+        for source in sources:
             notes += source.notes
             source.notes = []
         return notes
+
+    def _all_steps(self) -> list[Steps]:
+        return list({id(steps): steps for steps in (*(b.steps for b in self._bounds.values()), self.steps)}.values())
+
+    def look(self, number: int) -> None:
+        """Before the clients of a round begin: use what has been compiled beside the rounds before."""
+        for steps in self._all_steps():
+            steps.look(number)
+
+    def end(self) -> None:
+        """Stop compiling beside the run."""
+        for steps in self._all_steps():
+            steps.end()
 
     @property
     def widths(self) -> dict[str, Widths]:
@@ -120,7 +134,19 @@ class Stacked:
             return self.steps
         few = CAPTURED if self.steps.mode == "graph" else "eager"
         mode = self.steps.mode if purpose in OFTEN and self.steps.mode in MODES else few
-        return Steps(mode, again=self.steps.again)
+        soon = self.steps.soon and mode in ("graph", "compiled")
+        return Steps(mode, again=self.steps.again, soon=soon)
+
+
+@contextmanager
+def compiling_beside(engines: Sequence[Engine]) -> Iterator[None]:
+    """While it is open, a run goes on; however it ends, so does what was compiled beside it."""
+    try:
+        yield
+    finally:
+        for engine in engines:
+            if isinstance(engine, Stacked):
+                engine.end()
 
 
 def default_chunk(program: Program, store: Store) -> int:
@@ -152,6 +178,9 @@ def run_all(
     if len(stacked) < len(engines):
         return [e.run(program, order, own, after) for e, program, order, own in zip(engines, programs, orders, owns)]
     bounds = [engine.bound(program, order) for engine, program, order in zip(stacked, programs, orders)]
+    for engine, order in zip(stacked, orders):
+        if order.purpose == TRAIN:
+            engine.look(order.round + 1)
     outcomes: dict[int, Outcome] = {}
     for group in _alike(orders):
         if not lead_of([bounds[m] for m in group]).leads([bounds[m] for m in group]):

@@ -70,14 +70,20 @@ REFUSED = object()  # in place of a graph that could not be made
 
 
 class Steps:
-    """Executes the steps of a phase in a mode; where one fails, the next takes over for good and a note says why."""
+    """Executes the steps of a phase in a mode; where one fails, the next takes over for good and a note says why.
 
-    def __init__(self, mode: str = "eager", *, again: bool = False) -> None:
+    `soon`: steps that are not compiled yet are run eagerly meanwhile, and compiled in a process beside this one.
+    """
+
+    def __init__(self, mode: str = "eager", *, again: bool = False, soon: bool = False) -> None:
         self.again = again  # whether activations are computed again
         self.mode = TRACED if again and mode not in ("graph", "compiled") else mode
         self.fused = True  # whether steps with kernels of their own are run by them
         self.notes: list[str] = []
         self._cache: dict[Any, Any] = {}
+        self.soon = soon
+        self._meanwhile = Steps(again=again) if soon else None
+        self._there: set[Any] = set()  # of which work the steps are compiled
 
     def run(self, work: Work, state: Any) -> Any:
         """The state after all steps of the work's table."""
@@ -88,6 +94,8 @@ class Steps:
                     return rowwise.run(single, *arguments)
                 if self.mode == BY_HAND and (form := forms.dense(work.phase)) is not None:
                     return dense.run(form, *arguments, work.noise)
+                if self._meanwhile is not None and not self._is_there(work, state):
+                    return self._meanwhile.run(work, state)
                 with compiled(self.mode in ("graph", "compiled"), stacked=work.together.size > 1):
                     return self._replay(work, state) if self._captures(work) else self._run(work, state)
             except torch.OutOfMemoryError as error:
@@ -97,6 +105,7 @@ class Steps:
             except Exception as error:
                 if self.mode == "eager":
                     raise
+                self._stop()
                 self._cache.clear()
                 if self.fused and self._form(work) is not None:
                     self.fused = False
@@ -107,6 +116,31 @@ class Steps:
                 lost = ", so that nothing is recomputed" if self.mode == TRACED else ""
                 self.notes.append(f"steps run {lower} instead of {self.mode}{lost}: {first_words(error)}")
                 self.mode = lower
+
+    def look(self, number: int) -> None:
+        """Before a round begins: use what has been compiled beside the last ones, once all of it is there."""
+        steps = [step for step in self._cache.values() if isinstance(step, Compiled) and step.beside]
+        if not steps or not all(beside.done for step in steps for _, beside in step.beside.values()):
+            return
+        try:
+            for step in steps:
+                step.take()
+        except Exception as error:
+            self.end()
+            self.notes.append(f"steps stay eager, they can't be compiled beside the run: {first_words(error)}")
+        else:
+            how = "compiled and captured" if self.mode == "graph" else "compiled"
+            self.notes.append(f"steps run {how} from round {number} on, eagerly before: the same to rounding only")
+
+    def end(self) -> None:
+        """Stop what is compiled beside the run; what was not compiled in time stays eager."""
+        self.soon = False
+        self._stop()
+
+    def _stop(self) -> None:
+        for step in self._cache.values():
+            if isinstance(step, Compiled):
+                step.end()
 
     def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
         """f(inputs); in mode "graph" captured at the first call of a key and replayed from then on."""
@@ -122,6 +156,17 @@ class Steps:
             self._cache[key] = REFUSED
             self.notes.append(f"evaluation runs without a graph: {first_words(error)}")
             return f(inputs)
+
+    def _is_there(self, work: Work, state: Any) -> bool:
+        """Whether the steps of this work are compiled; if not, a process beside this one begins to."""
+        key = (id(work.phase.step), repr(work.together), work.table.live is None, work.table.rows.shape[-1])
+        if key not in self._there:
+            with compiled(stacked=work.together.size > 1):
+                step = self._step(work)
+                if isinstance(step, Compiled) and not step.there(*self._once(work, state)[1], ask=self.soon):
+                    return False
+            self._there.add(key)
+        return True
 
     def _once(self, work: Work, state: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The first step of a phase, and its arguments."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.clock import EVALUATION, FILES, PERSONAL, STEPS, SUM, share
-from fedbayes.engine.stacked import run_all
+from fedbayes.engine.stacked import compiling_beside, run_all
 from fedbayes.errors import NotFinite
 from fedbayes.federation.contributions import LEFT_OUT, as_told
 from fedbayes.federation.program import Context, Outcome, nothing
@@ -33,19 +33,20 @@ def rounds(
 
     Own state is put into the store before the round is yielded.
     """
-    while not task.done(progress):
-        started = time.perf_counter()
-        plan = task.plan(progress)
-        own.expect(task.scheduler.cohort(progress.state.round + 1))
-        after = nothing if task.hides_cohorts else after_client
-        with quick_cpu(), tensor_cores(task.precision):
-            with share(STEPS):
-                outcomes = _run_plans([task], [plan], [own], after)
-            progress, record = close(task, progress, own, plan, outcomes[0])
-            progress = judged(task, progress, own, record)
-        if not task.hides_cohorts:  # which tell how many there were
-            record["seconds"] = time.perf_counter() - started
-        yield progress, record
+    with compiling_beside([task.engine]):
+        while not task.done(progress):
+            started = time.perf_counter()
+            plan = task.plan(progress)
+            own.expect(task.scheduler.cohort(progress.state.round + 1))
+            after = nothing if task.hides_cohorts else after_client
+            with quick_cpu(), tensor_cores(task.precision):
+                with share(STEPS):
+                    outcomes = _run_plans([task], [plan], [own], after)
+                progress, record = close(task, progress, own, plan, outcomes[0])
+                progress = judged(task, progress, own, record)
+            if not task.hides_cohorts:  # which tell how many there were
+                record["seconds"] = time.perf_counter() - started
+            yield progress, record
 
 
 def judged(task: Task, progress: Progress, own: OwnStore, record: dict[str, Any]) -> Progress:
@@ -63,29 +64,30 @@ def rounds_together(
     set, and methods that differ in scalar options only.
     """
     progress = list(starts)
-    while live := [m for m, task in enumerate(tasks) if not task.done(progress[m])]:
-        started = time.perf_counter()
-        lead = tasks[live[0]]
-        plans = [tasks[m].plan(progress[m]) for m in live]
-        for m in live:
-            owns[m].expect(tasks[m].scheduler.cohort(progress[m].state.round + 1))
-        entries: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
-        with quick_cpu(), tensor_cores(lead.precision):
-            with share(STEPS):
-                outcomes = _run_plans([tasks[m] for m in live], plans, [owns[m] for m in live])
-            for m, plan, outcome in zip(live, plans, outcomes):
-                progress[m], record = close(tasks[m], progress[m], owns[m], plan, outcome)
-                entries[m] = (progress[m], record)
-            records = [entry[1] for entry in entries if entry is not None]
-            _make_personal([tasks[m] for m in live], [progress[m] for m in live], [owns[m] for m in live], records)
-            for m, record in zip(live, records):
-                progress[m] = _stop(tasks[m], progress[m], record)
-                entries[m] = (progress[m], record)
-        seconds = (time.perf_counter() - started) / len(live)
-        for task, entry in zip(tasks, entries):
-            if entry is not None and not task.hides_cohorts:
-                entry[1]["seconds"] = seconds
-        yield entries
+    with compiling_beside([task.engine for task in tasks]):
+        while live := [m for m, task in enumerate(tasks) if not task.done(progress[m])]:
+            started = time.perf_counter()
+            lead = tasks[live[0]]
+            plans = [tasks[m].plan(progress[m]) for m in live]
+            for m in live:
+                owns[m].expect(tasks[m].scheduler.cohort(progress[m].state.round + 1))
+            entries: list[tuple[Progress, dict[str, Any]] | None] = [None] * len(tasks)
+            with quick_cpu(), tensor_cores(lead.precision):
+                with share(STEPS):
+                    outcomes = _run_plans([tasks[m] for m in live], plans, [owns[m] for m in live])
+                for m, plan, outcome in zip(live, plans, outcomes):
+                    progress[m], record = close(tasks[m], progress[m], owns[m], plan, outcome)
+                    entries[m] = (progress[m], record)
+                records = [entry[1] for entry in entries if entry is not None]
+                _make_personal([tasks[m] for m in live], [progress[m] for m in live], [owns[m] for m in live], records)
+                for m, record in zip(live, records):
+                    progress[m] = _stop(tasks[m], progress[m], record)
+                    entries[m] = (progress[m], record)
+            seconds = (time.perf_counter() - started) / len(live)
+            for task, entry in zip(tasks, entries):
+                if entry is not None and not task.hides_cohorts:
+                    entry[1]["seconds"] = seconds
+            yield entries
 
 
 def _run_plans(

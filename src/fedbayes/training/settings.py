@@ -34,8 +34,9 @@ ENGINES = {
 COMPILE = {
     "auto": "where it pays",
     "off": "never",
-    "on": "by torch.compile",
+    "on": "before the first round",
     "graph": "as a CUDA graph",
+    "soon": "beside the first rounds, which run eagerly meanwhile: the same to rounding only",
 }
 PRECISIONS = {
     "float32": "all in float32",

@@ -1,0 +1,184 @@
+"""Compiling beside a run, in a process of its own: it leaves the program where the run then finds it, on disk.
+
+A thread would not do, for the compiler holds Python's lock. What is sent is what compiling depends on and nothing of
+the user's own code: operations by name, constants, shapes and settings. On a GPU it allocates none of the shapes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+
+from fedbayes.engine.kept import INDUCTOR, keep_programs
+
+
+class Beside:
+    """A process that compiles and keeps the parts of a step, graphs and shapes. It ends with this one, or when told."""
+
+    def __init__(self, parts: Sequence[tuple[GraphModule, Any]], options: dict[str, Any]) -> None:
+        keep_programs()
+        words = [sys.executable, "-c", f"from {__name__} import serve; serve({os.getpid()})"]
+        # Its packages are found where ours are. A session of its own: Ctrl-C is for the run, which then ends it.
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), INDUCTOR: os.environ[INDUCTOR]}
+        letter = written(parts, options)
+        # No pipe: the compiler's own helpers would hold it open.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            env=env,
+            start_new_session=True,
+        )
+        self._waiting = threading.Thread(target=self._talk, args=(letter,), daemon=True)
+        self._waiting.start()
+
+    def _talk(self, letter: bytes) -> None:
+        self._process.communicate(letter)  # waits until it begins to read, and until it ends
+
+    @property
+    def done(self) -> bool:
+        return not self._waiting.is_alive()
+
+    @property
+    def fault(self) -> str | None:
+        """Why nothing was compiled; None where it was."""
+        if self._process.returncode == 0:
+            return None
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"the compiler's process ended with code {self._process.returncode}"
+
+    def end(self) -> None:
+        """Stop compiling. What it has written is whole: files are renamed when they are complete."""
+        self._process.kill()
+        self._waiting.join()
+
+
+def serve(parent: int) -> None:
+    """Compile what comes in by standard input; the last line of standard error says what went wrong."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    from fedbayes.engine.compiled import kernels
+    from fedbayes.model import stacked_convolution  # noqa: F401  its operations
+
+    try:
+        parts, options = read(sys.stdin.buffer)
+        for part in parts:
+            kernels(*part, options)
+    except Exception as error:
+        from fedbayes.engine.together import first_words
+
+        print(f"\n{first_words(error)}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)  # without waiting for the compiler's own helpers
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+class _Writer(pickle.Pickler):
+    """Operations and nodes of a graph by their names."""
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            return "node", value.name
+        if isinstance(value, OpOverload):
+            return "operation", *value._schema.name.split("::"), value._overloadname
+        return None
+
+
+class _Reader(pickle.Unpickler):
+    def persistent_load(self, written: Any) -> Any:
+        kind, *names = written
+        if kind == "node":
+            return _Name(names[0])
+        space, name, overload = names
+        return getattr(getattr(getattr(torch.ops, space), name), overload)
+
+
+@dataclass(frozen=True)
+class _Name:
+    """A node, in its place."""
+
+    name: str
+
+
+def written(parts: Sequence[tuple[GraphModule, Any]], options: dict[str, Any]) -> bytes:
+    """Graphs and shapes, how they are compiled, and the settings of this process, for another one."""
+    file = io.BytesIO()
+    rows = [(_rows(graph), _constants(graph), shapes) for graph, shapes in parts]
+    _Writer(file).dump((rows, options, _settings()))
+    return file.getvalue()
+
+
+def read(file: IO[bytes]) -> tuple[list[tuple[GraphModule, Any]], dict[str, Any]]:
+    """What was written, with its settings in force."""
+    parts, options, settings = _Reader(file).load()
+    _set(settings)
+    return [(GraphModule(constants, _graph(rows)), shapes) for rows, constants, shapes in parts], options
+
+
+def _rows(module: GraphModule) -> list[tuple[Any, ...]]:
+    return [(node.op, node.name, node.target, node.args, node.kwargs) for node in module.graph.nodes]
+
+
+def _graph(rows: list[tuple[Any, ...]]) -> Graph:
+    graph = Graph()
+    nodes: dict[str, Node] = {}
+    for op, name, target, args, kwargs in rows:
+        given = map_aggregate((args, kwargs), lambda a: nodes[a.name] if isinstance(a, Node | _Name) else a)
+        nodes[name] = graph.create_node(op, target, *given, name=name)
+    return graph
+
+
+def _constants(module: GraphModule) -> dict[str, Any]:
+    return {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
+
+
+def plain(module: GraphModule) -> GraphModule:
+    """The module as it is on the other side: its operations and constants alone, by which programs are kept."""
+    return GraphModule(_constants(module), _graph(_rows(module)))
+
+
+def _settings() -> tuple[Any, ...]:
+    from torch._inductor import config
+
+    return (
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.mkldnn.enabled,
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        config.save_config_portable(),
+    )
+
+
+def _set(settings: tuple[Any, ...]) -> None:
+    from torch._inductor import config
+
+    precision, tf32, mkldnn, threads, deterministic, warn, values = settings
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.mkldnn.enabled = mkldnn
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn)
+    config.load_config(values)

@@ -1,0 +1,201 @@
+"""What a traced step does again and again, as the blocks of a deep network do: compiled once, and called as often.
+
+A trace is a list of operations. Where a stretch of it follows itself several times, on values of the same shapes, the
+list is cut into that stretch and what stands between. Costs what the compiler would have fused across the cuts.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate, map_arg
+
+LEAST = 0.4  # of a step's computing operations that need not be compiled, for it to be cut
+SHORTEST = 8  # operations of a stretch
+
+Shapes = list[tuple[Any, ...]]
+Function = Callable[..., Any]
+
+
+class Part(NamedTuple):
+    """A stretch of a graph as a function of the values it takes from before, and their shapes."""
+
+    graph: GraphModule
+    shapes: Shapes
+
+
+class Call(NamedTuple):
+    """Where a part is called: on which values, what is made, and what nobody reads any more afterwards."""
+
+    part: int
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    over: tuple[str, ...]
+
+
+class Cut(NamedTuple):
+    """A graph as calls of its parts."""
+
+    parts: list[Part]
+    calls: list[Call]
+    inputs: list[str]
+    constants: dict[str, Tensor]
+    outputs: Any
+
+    def run(self, functions: Sequence[Function]) -> Function:
+        """The graph as a function, by those of its parts."""
+
+        def whole(*inputs: Tensor) -> list[Any]:
+            values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
+            for part, takes, gives, over in self.calls:
+                given = [_laid(values[name], stride) for name, (_, stride, *_) in zip(takes, self.parts[part].shapes)]
+                values.update(zip(gives, functions[part](*given), strict=True))
+                for name in over:
+                    del values[name]
+            return [values[out.name] if isinstance(out, Node) else out for out in self.outputs]
+
+        return whole
+
+
+def _laid(value: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """The value with its numbers where they were in the trace: compilers may put them elsewhere, and rely on it."""
+    if value.stride() == stride or 0 in stride:
+        return value
+    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def cut(module: GraphModule) -> Cut | None:
+    """The graph in parts, of which some are called several times; None where too little of it repeats itself."""
+    *nodes, last = (node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr"))
+    work = [_computes(node) for node in nodes]
+    spans = sorted(_spans(_tokens(nodes), work, 0, len(nodes)))
+    if sum((times - 1) * sum(work[at : at + length]) for at, length, times in spans) < LEAST * sum(work):
+        return None
+    stretches: list[list[list[Node]]] = []  # those of one inner list are compiled as one
+    done = 0
+    for at, length, times in [*spans, (len(nodes), 0, 0)]:
+        if done < at:
+            stretches.append([nodes[done:at]])
+        stretches.append([nodes[at + k * length : at + (k + 1) * length] for k in range(times)])
+        done = at + length * times
+    return _joined(module, [group for group in stretches if group], last)
+
+
+def _joined(module: GraphModule, stretches: list[list[list[Node]]], last: Node) -> Cut | None:
+    parts, calls = [], []
+    for group in stretches:
+        if any(map(_writes_to_others, group)):
+            return None  # a part would not know which of its inputs share memory with that
+        takes = [_taken(stretch) for stretch in group]
+        if any(_form(*pair) != _form(group[0], takes[0]) for pair in zip(group, takes)):
+            return None  # the same operations on values of the same shapes, but of other places
+        if not all(isinstance(node.meta.get("val"), Tensor) for node in takes[0]):
+            return None
+        gives = [place for place in range(len(group[0])) if any(_read_later(one, place) for one in group)]
+        parts.append(_part(group[0], takes[0], gives))
+        for stretch, taken in zip(group, takes):
+            names = tuple(stretch[place].name for place in gives)
+            calls.append(Call(len(parts) - 1, tuple(node.name for node in taken), names, ()))
+    inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    constants = {node.name: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    kept = {*inputs, *constants, *(node.name for node in last.all_input_nodes)}
+    for number in reversed(range(len(calls))):
+        call = calls[number]
+        calls[number] = call._replace(over=tuple(dict.fromkeys({*call.takes, *call.gives} - kept)))
+        kept |= {*call.takes, *call.gives}
+    return Cut(parts, calls, inputs, constants, last.args[0])
+
+
+def _computes(node: Node) -> bool:
+    view = isinstance(node.target, OpOverload) and node.target.is_view
+    return node.target is not operator.getitem and not view
+
+
+def _writes_to_others(stretch: list[Node]) -> bool:
+    """Whether an operation in place changes the memory of what was there before the stretch."""
+    own = set(stretch)
+    for node in filter(_in_place, stretch):
+        _, *others = node.target._schema.arguments  # type: ignore[union-attr]
+        value: Any = node
+        while isinstance(value, Node) and (_in_place(value) or not _computes(value)):
+            value = value.args[0]  # views share the memory of what they are of
+        if value not in own or any(one.alias_info is not None and one.alias_info.is_write for one in others):
+            return True
+    return False
+
+
+def _in_place(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _tokens(nodes: list[Node]) -> list[int]:
+    """A number for each operation, equal for those that do the same to values of the same shapes."""
+    numbers: dict[Any, int] = {}
+
+    def like(value: Any) -> Any:
+        return str(_like(value.meta.get("val"))) if isinstance(value, Node) else value
+
+    kinds = (f"{node.target} {map_aggregate((node.args, dict(node.kwargs)), like)}" for node in nodes)
+    return [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+
+
+def _like(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device
+    return [_like(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _spans(tokens: list[int], work: list[bool], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Stretches that follow themselves: where the first begins, its length, how many there are.
+
+    The one that saves most first, then what is left before and behind it. Time O(length squared), in C.
+    """
+    most, best = 0, None
+    here, counts = torch.tensor(tokens[begin:end]), torch.tensor([0, *work[begin:end]]).cumsum(0)
+    for length in range(SHORTEST, len(here) // 2 + 1):
+        edges = torch.nn.functional.pad((here[:-length] == here[length:]).int(), (1, 1)).diff()
+        for at, stop in zip((edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()):
+            times = (stop - at) // length + 1
+            saved = int(counts[at + length * times] - counts[at + length])
+            if times > 1 and saved > most:
+                most, best = saved, (begin + at, length, times)
+    if best is None or most < SHORTEST:
+        return
+    yield best
+    yield from _spans(tokens, work, begin, best[0])
+    yield from _spans(tokens, work, best[0] + best[1] * best[2], end)
+
+
+def _taken(stretch: list[Node]) -> list[Node]:
+    """What a stretch reads of what was there before, in the order in which it does."""
+    own = set(stretch)
+    return list(dict.fromkeys(node for one in stretch for node in one.all_input_nodes if node not in own))
+
+
+def _form(stretch: list[Node], taken: list[Node]) -> str:
+    """What a stretch does, in words that are the same for its like."""
+    names = {node: f"<{place}>" for place, node in enumerate([*taken, *stretch])}
+    calls = [f"{n.target} {map_arg((n.args, dict(n.kwargs)), lambda a: names[a])}" for n in stretch]
+    return f"{[_like(node.meta.get('val')) for node in taken]} {calls}"
+
+
+def _read_later(stretch: list[Node], place: int) -> bool:
+    own = set(stretch)
+    return any(user not in own for user in stretch[place].users)
+
+
+def _part(stretch: list[Node], taken: list[Node], gives: list[int]) -> Part:
+    graph, new = Graph(), {}
+    for number, node in enumerate(taken):
+        new[node] = graph.placeholder(f"value_{number}")
+    for node in stretch:
+        new[node] = graph.node_copy(node, lambda a: new[a])
+        new[node].meta = {}
+    graph.output([new[stretch[place]] for place in gives])
+    return Part(GraphModule({}, graph), [_like(node.meta["val"]) for node in taken])

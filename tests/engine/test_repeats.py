@@ -1,0 +1,116 @@
+"""A step that repeats itself is compiled in parts, which together are the step."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedbayes.engine import compiled, repeats
+from fedbayes.engine.compiled import Compiled, traced
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def stacked_step(blocks, width=4):
+    """A gradient step of three clients, on a network of these blocks."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, width), *blocks, nn.Linear(width, 2)).double()
+    weights = {name: torch.stack([w.detach() + 0.1 * k for k in range(3)]) for name, w in net.named_parameters()}
+    scale = torch.linspace(1, 2, 2, dtype=torch.float64)  # a constant of the graph
+
+    def one(weights, x):
+        def loss(w):
+            return (scale * functional_call(net, w, x) ** 2).sum()
+
+        return {name: w - 0.1 * g for (name, w), g in zip(weights.items(), grad(loss)(weights).values())}
+
+    return vmap(one), weights, torch.randn(3, 5, 3, dtype=torch.float64)
+
+
+def calls_of(step, weights, x):
+    graph = traced(lambda *t: list(step(dict(zip(weights, t)), x).values()), list(weights.values()), again=False)
+    return graph, repeats.cut(graph)
+
+
+def test_equal_blocks_are_one_part_forward_and_one_backward():
+    step, weights, x = stacked_step([Block(4) for _ in range(6)])
+    graph, parts = calls_of(step, weights, x)
+    times = [sum(call.part == number for call in parts.calls) for number in range(len(parts.parts))]
+    assert sorted(times)[-2:] == [6, 6]
+    whole = graph(*weights.values())
+    joined = parts.run([part.graph for part in parts.parts])(*weights.values())
+    for a, b in zip(whole, joined, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_a_part_is_given_its_values_as_they_lay_in_the_trace():
+    step, weights, x = stacked_step([Block(4) for _ in range(6)])
+    graph, parts = calls_of(step, weights, x)
+
+    def elsewhere(part):
+        def run(*given):
+            assert [t.stride() for t in given] == [stride for _, stride, *_ in part.shapes]
+            return [t.mT.contiguous().mT if t.dim() > 1 else t for t in part.graph(*given)]
+
+        return run
+
+    for a, b in zip(graph(*weights.values()), parts.run([elsewhere(p) for p in parts.parts])(*weights.values())):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_values_are_dropped_after_their_last_reader_and_not_before():
+    _, parts = calls_of(*stacked_step([Block(4) for _ in range(6)]))
+    outputs = {out.name for out in parts.outputs}
+    for number, call in enumerate(parts.calls):
+        later = {name for other in parts.calls[number + 1 :] for name in other.takes} | outputs
+        assert set(call.over) == {*call.takes, *call.gives} - later - {*parts.inputs, *parts.constants}
+
+
+def test_the_same_operations_on_values_of_other_places_stay_whole():
+    def step(x, y):
+        for k in range(6):
+            x = ((x * (x if k % 2 else y)).cos().sin().exp().tanh().sin() + y).cos().exp().tanh()
+        return [x]
+
+    assert repeats.cut(traced(step, [torch.ones(3), torch.ones(3)], again=False)) is None
+
+
+@pytest.mark.parametrize(
+    "blocks", [[Block(4)], [nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4), nn.ReLU()]], ids=["one block", "no two alike"]
+)
+def test_what_does_not_repeat_itself_stays_whole(blocks):
+    assert calls_of(*stacked_step(blocks))[1] is None
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of a block's own", "of what was before it"])
+def test_blocks_may_write_in_place_to_values_of_their_own_alone(own):
+    def step(x):
+        total = torch.zeros_like(x)
+        for _ in range(9):
+            value = (x * 2).cos().sin().exp().tanh().sin().cos().exp()
+            value[:1].add_(1.5)  # a view
+            total = total + value if own else total.view(-1).add_(value)
+        return [total]
+
+    x = torch.linspace(0, 1, 3)
+    parts = repeats.cut(traced(step, [x], again=False))
+    assert (parts is not None) == own
+    if parts is not None:
+        torch.testing.assert_close(parts.run([part.graph for part in parts.parts])(x), step(x), rtol=0, atol=0)
+
+
+def test_a_compiled_step_in_parts_is_the_step(monkeypatch):
+    seen = []
+    monkeypatch.setattr(compiled, "kernels", lambda graph, shapes, options: seen.append(shapes) or graph)
+    step, weights, x = stacked_step([Block(4) for _ in range(6)])
+    ours = Compiled(step)(weights, x)
+    assert len(seen) > 2
+    for name, value in step(weights, x).items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-12, atol=1e-12)
