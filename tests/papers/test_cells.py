@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,18 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cells")
     train(table(), folder, seeds=[0, 1])
     return folder
+
+
+def test_a_row_names_all_that_its_seeds_were_made_with(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "two")
+    path = tmp_path / "two/cells/paper/made-digits-fedavg-iid-r2-s1.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "device": "NVIDIA H200", "commit": "abc"}))
+    row = rows_of("made", table(), tmp_path / "two", "paper")[0]
+    assert row["device"] == "cpu, NVIDIA H200"
+    assert row["commit"].endswith("abc")
+    legend = pages.provenance([row])
+    assert "on NVIDIA H200, cpu" in legend
+    assert "abc" in legend
 
 
 def test_every_seed_is_a_file_with_curve_and_setting(trained):

@@ -68,8 +68,8 @@ def provenance(rows: Sequence[Row]) -> str:
     """How the figures came about, in a sentence."""
     counts = sorted({row["rounds"] for row in rows})
     seeds = sorted({len(row["seeds"]) for row in rows})
-    devices = sorted({row["device"] for row in rows})
-    commits = sorted({row["commit"] for row in rows if row["commit"]})
+    devices = sorted({device for row in rows for device in row["device"].split(", ")})
+    commits = sorted({commit for row in rows for commit in row["commit"].split(", ") if commit})
     less = dict.fromkeys(setting for row in rows for setting in row["scaled"])
     several = [f"{span(n)} {word}{'s' * (n[-1] > 1)}" for n, word in ((counts, "round"), (seeds, "seed"))]
     start = f"{', '.join(several)}, on {', '.join(devices)}"

@@ -42,10 +42,15 @@ def _row(cell: Cell[E], metric: str, path: str, contents: Sequence[Content]) -> 
         "seeds": sorted(content["seed"] for content in contents),
         "test_draws": first["test_draws"],
         "seconds": sum(content["seconds"] for content in contents),
-        "device": first["device"],
-        "commit": first["commit"],
-        "date": first.get("date"),
+        "device": _each(contents, "device"),
+        "commit": _each(contents, "commit"),
+        "date": _each(contents, "date") or None,
     }
+
+
+def _each(contents: Sequence[Content], key: str) -> str:
+    """What the seeds say of how they were made; several where they do not agree."""
+    return ", ".join(dict.fromkeys(str(content[key]) for content in contents if content.get(key)))
 
 
 def _at(content: Content, path: str) -> Any:
