@@ -42,3 +42,11 @@ def test_every_figure_is_that_of_the_cells(name, scale):
     # What is clearly worse than print is judged by all tables at once, on the page of their index.
     page = (RESULTS / f"{stem}.md").read_text().partition(f"## {WORSE}")[0]
     assert blocks(markdown(TABLES[name], rows)) == blocks(page)
+
+
+@pytest.mark.parametrize(("name", "scale"), PAGES)
+def test_a_page_beside_print_tells_where_it_is_not_as_printed(name, scale):
+    departures = TABLES[name].layout.departures
+    assert departures or not any(cell.published for cell in TABLES[name].cells())
+    page = (RESULTS / f"{name}{'' if scale == 'paper' else f'-{scale}'}.md").read_text()
+    assert all(f"- {line}\n" in page for line in departures)

@@ -17,6 +17,7 @@ from fedbayes.data import load
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.papers.cells import Cell, Table
 from fedbayes.papers.fedppd_settings import MAIN, ROWS, SCALES, experiment_of
+from fedbayes.papers.layout import Layout
 from fedbayes.papers.seeds import SEEDS, Cells
 from fedbayes.runs.active import Active, area, run_active
 from fedbayes.scores.ranking import auroc, misclassification_auroc, resampled
@@ -128,8 +129,21 @@ def _labelling() -> list[Cell[Experiment]]:
     return cells
 
 
+DEPARTURES = (
+    "MNIST: rates of .09 (teacher and baselines) and .22 (student, falling like the teacher's) in place of .045 and"
+    " .055, chosen on training rows that nobody holds, after some had been tried on test rows; pixels in [0, 1], where"
+    " the authors' code standardises them",
+    "FedPPD is as the authors' code has it (temperature 4 / n, epochs in turn, the last draw sent), not as the"
+    " algorithm is printed, which is the row at T = 1",
+    "a client's few rows of other classes, crops and flips, and the schedules of rates are from the authors' code",
+    "a server's rates are the printed ones over the number of classes: its loss is their sum here, their mean there",
+    "CIFAR-10: products in TF32",
+)
+
+
 def _table(title: str, cells: Cells, metrics: Mapping[str, str]) -> Table[Experiment]:
-    return Table(f"FedPPD, {title}", cells, metrics, SCALES, "fedppd", SEEDS)
+    layout = Layout(departures=DEPARTURES)
+    return Table(f"FedPPD, {title}", cells, metrics, SCALES, "fedppd", SEEDS, layout=layout)
 
 
 def _cifar(title: str, published: Mapping[str, Mapping[str, float]], metrics: Mapping[str, str]) -> Table[Experiment]:

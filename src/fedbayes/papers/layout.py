@@ -39,6 +39,7 @@ class Layout(NamedTuple):
     headed: bool = True  # a sentence on how the cells were made, and a heading over every block
     texts: Callable[[Row], Texts] = texts_of
     extra: Mapping[str, Callable[[Row], str]] = {}  # further blocks: the sentence before it -> a row's text
+    departures: Sequence[str] = ()  # settings that are not the printed ones, or of which nothing is printed
     keys: tuple[str, ...] = ()  # of a row in the JSON file; all by default
     findings: Callable[[Sequence[Row]], Sequence[str]] = lambda rows: ()  # what the rows come to, in sentences
     drawing: Callable[[Sequence[Row]], str] = lambda rows: ""  # of all rows, as SVG, at the head of the page

@@ -28,6 +28,7 @@ figure { margin: 1rem 0; overflow-x: auto; } .wide { overflow-x: auto; } svg { m
 
 
 WORSE = "Clearly worse than print"
+DEPARTURES = "Not as printed, or of our own choice where nothing is printed:"
 SCALED = "Scaled down:"
 OTHERWISE = "Made with other settings than the table has now:"
 
@@ -108,6 +109,8 @@ def markdown(table: Table[E], rows: Sequence[Row], worse: Sequence[Sequence[str]
         return f"{ours}{f' ± {error}' if error else ''}" + (f" / {published} ({gap})" if published else "")
 
     lines = [f"# {table.title}", "", legend(layout, rows), ""]
+    if layout.departures:
+        lines += [DEPARTURES, "", *(f"- {line}" for line in layout.departures), ""]
     if others := made_otherwise(rows):
         lines += [OTHERWISE, "", *(f"- {line}" for line in others), ""]
     if findings := layout.findings(rows):
@@ -129,6 +132,8 @@ def page(table: Table[E], rows: Sequence[Row], output: Path, scale: str) -> str:
     """The table as a self-contained HTML page, followed by the curves of each column."""
     title = html.escape(table.title)
     pieces = [f"<h1>{title}</h1><p>{html.escape(legend(table.layout, rows))}</p>"]
+    if departures := table.layout.departures:
+        pieces.append(f"<p>{DEPARTURES}</p><ul>{''.join(f'<li>{html.escape(line)}</li>' for line in departures)}</ul>")
     if others := made_otherwise(rows):
         pieces.append(f"<p>{OTHERWISE}</p><ul>{''.join(f'<li>{html.escape(line)}</li>' for line in others)}</ul>")
     if findings := table.layout.findings(rows):

@@ -18,6 +18,7 @@ from typing import Any
 
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.papers.cells import Cell, Table
+from fedbayes.papers.layout import Layout
 from fedbayes.papers.refinement import train_seconds, under
 from fedbayes.papers.seeds import SEEDS, Cells
 from fedbayes.training.run import Run
@@ -286,8 +287,20 @@ def table_4() -> Table[Experiment]:
     )
 
 
+DEPARTURES = (
+    "the flow (pf): Adam at 1e-3, 20 passes, as the paper has it that it builds on; pf2 to pf4 are readings of our own,"
+    " and pf4's prior was proposed after test figures of the others had been seen",
+    "Kronecker factors of the Hessian, a prior precision of the highest evidence, 100 draws",
+    "residual networks: products in bfloat16",
+    "table I: a rate of .1 in place of .01, chosen on small test images, and BatchNorm's statistics taken again of the"
+    " pooled network",
+    "up to 2,000 rows of a set from elsewhere; how many is not printed",
+)
+
+
 def _table(title: str, cells: Cells, metrics: Mapping[str, str], variants: Mapping[str, str]) -> Table[Experiment]:
-    return Table(f"pFedPF, {title}", cells, metrics, SCALES, "pfedpf", SEEDS, variants)
+    layout = Layout(departures=DEPARTURES)
+    return Table(f"pFedPF, {title}", cells, metrics, SCALES, "pfedpf", SEEDS, variants, layout)
 
 
 REFINED = {word: f"-{word}" for word in REFINEMENTS if word}
