@@ -14,6 +14,7 @@ from torch import Tensor
 from fedbayes.engine.batches import steps_in_epoch
 from fedbayes.engine.fast import forms
 from fedbayes.engine.fast.rowwise import compiler
+from fedbayes.engine.heap import keep_memory
 from fedbayes.engine.loop import Loop
 from fedbayes.engine.stacked import Stacked
 from fedbayes.engine.steps import BY_HAND, ROWWISE, Steps
@@ -53,6 +54,8 @@ def choose(
     The choice depends on nothing measured, so that a run and its resumption make the same one.
     """
     device, again = store.x.device.type, recomputes(program.model.module)
+    if device == "cpu":
+        keep_memory()
     steps = rounds * sum(steps_in_epoch(size, phase) * phase.epochs for phase in program.client.phases)
     if engine == "loop":
         if chunk is not None and chunk > 1:
