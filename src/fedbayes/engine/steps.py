@@ -17,6 +17,7 @@ from fedbayes.engine.room import shortage
 from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined
 from fedbayes.federation.program import Store
 from fedbayes.model.convolution import compiled
+from fedbayes.model.trees import mapped
 from fedbayes.noise import Tape
 
 
@@ -225,7 +226,7 @@ def _one_client(work: Work, state: Any) -> Any:
     rows = work.table.rows[:, 0].to(store.x.device)
     live = None if work.table.live is None else work.table.live[:, 0]
     full = [True] * len(rows) if live is None else live.flatten(1).all(1).tolist()
-    state, silence = tree_map(lambda t: t[0], state), work.noise(0, 1)[0, 0]
+    state, silence = mapped(lambda t: t[0], state), work.noise(0, 1)[0, 0]
     pieces, several = rows.flatten(0, 1).unbind(0), phase.batches
     for s, (at, whole) in enumerate(zip(torch.arange(len(rows), device=rows.device).unbind(0), full)):
         masks = [None] * several if whole or live is None else list(live[s].to(rows.device))
@@ -234,7 +235,7 @@ def _one_client(work: Work, state: Any) -> Any:
         batches = tuple(Batch(x, y, mask, at) for (x, y), mask in zip(pairs, masks))
         tape = Tape(work.noise(s, 1)[0, 0] if len(silence) else silence)
         state = phase.step(state, batches[0] if several == 1 else batches, tape, info)
-    return tree_map(lambda t: t[None], state)
+    return mapped(lambda t: t[None], state)
 
 
 class Graph:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.func import vmap
-from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Info
+from fedbayes.model.trees import mapped
 
 
 class NotStackable(Exception):
@@ -32,7 +32,7 @@ class Clients(NamedTuple):
 
         def alone(*arguments: Any) -> Any:
             own = [take(a, axis, 0) for a, axis in zip(arguments, axes)]
-            return tree_map(lambda t: t[None], f(*own))
+            return mapped(lambda t: t[None], f(*own))
 
         def together(*arguments: Any) -> Any:
             try:
@@ -64,7 +64,7 @@ def take(argument: Any, axis: Any, at: Any) -> Any:
         return Info(*(take(a, b, at) for a, b in zip(argument, axis)))
     if isinstance(axis, dict):
         return {name: take(a, axis[name], at) for name, a in argument.items()}
-    return argument if axis is None else tree_map(lambda t: t[at], argument)
+    return argument if axis is None else mapped(lambda t: t[at], argument)
 
 
 def apart(argument: Any, axis: Any) -> Any:

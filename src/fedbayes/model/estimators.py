@@ -110,7 +110,10 @@ ANSWERS = (bool, int, tuple, torch.dtype, torch.device, torch.layout)  # of a qu
 
 
 class _Meetings(TorchFunctionMode):
-    """Notes, for each watched tensor, the kind of call that it takes part in; a question about it is none."""
+    """Notes, for each watched tensor, the kind of call that it takes part in.
+
+    A question about it is none, and neither is what gives it back as it is, as where it lies as asked already.
+    """
 
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
@@ -120,7 +123,8 @@ class _Meetings(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if isinstance(out, ANSWERS) and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(out)):
+        asked = isinstance(out, ANSWERS) and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(out))
+        if asked or (args and out is args[0]):
             return out
         weight = args[1] if func in LINEAR_MAPS and len(args) > 1 else kwargs.get("weight")
         ours = func in LINEAR_MAPS and id(weight) in self.names
@@ -134,7 +138,7 @@ class _Meetings(TorchFunctionMode):
 
 
 def _meetings(model: Model, weights: Weights, x: Tensor, taken: frozenset[str]) -> dict[str, list[str]]:
-    values = {n: t.detach().clone() for n, t in weights.items()}
+    values = model.as_read({n: t.detach().clone() for n, t in weights.items()})
     watch = _Meetings({id(values[n]): n for n in taken})
     with torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
         model.train_output(values, x, Tape(), None)
@@ -157,14 +161,16 @@ def forward(
     Without a scale the weights are the mean, and nothing is taken over.
     `others` are the named tensors of the parts that are points, and of the buffers.
     """
-    means, scales = model.layouts[part].split(mean), {} if scale is None else model.layouts[part].split(scale)
-    drawn = scales.keys() - estimation.taken
+    means = model.as_read(model.layouts[part].split(mean))
+    drawn = frozenset() if scale is None else means.keys() - estimation.taken
+    scales = model.layouts[part].split(scale) if drawn and scale is not None else {}
     weights = {n: m + scales[n] * tape(m) if n in drawn else m for n, m in means.items()}
     weights = {**{n: t for n, t in others.items() if n not in weights}, **weights}
     handlers: Mapping[Any, Handler] = {}
     if estimation.estimate is not None and scale is not None:
         # All variances at once: one square, and one in the backward pass, for all tensors.
-        spreads = model.layouts[part].split(scale.square()) if estimation.estimate is local else scales
+        spread = scale.square() if estimation.estimate is local else scale
+        spreads = model.as_read(model.layouts[part].split(spread))
         ours = [(weights[n], spreads[n]) for n in estimation.taken]
         handlers = {
             func: _linear(func, spatial, ours, estimation.estimate, tape) for func, spatial in LINEAR_MAPS.items()

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedbayes.model.tracing import alone
+from fedbayes.model.trees import mapped
 
 Vectors = dict[str, Tensor]
 _STILL = ContextVar("still", default=False)
@@ -31,7 +32,7 @@ def gradients(loss: Callable[..., tuple[Tensor, Any]], vectors: Vectors, *rest: 
         value, other = loss(leaves, *rest)
     slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     filled = [torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), slopes)]
-    return dict(zip(leaves, filled)), torch.utils._pytree.tree_map(torch.Tensor.detach, other)
+    return dict(zip(leaves, filled)), mapped(Tensor.detach, other)
 
 
 def still(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from fedbayes.model.call import call, shared_copy, tensor_in
 from fedbayes.model.convolution import replaced
@@ -21,6 +21,7 @@ from fedbayes.model.interception import Handler, Interception, batch_norm, train
 from fedbayes.model.likelihood import Likelihood, Weights
 from fedbayes.model.order import PoolsFirst, pools_first
 from fedbayes.model.tracing import alone, asks_whether_traced, said_to_be_traced
+from fedbayes.model.trees import mapped
 from fedbayes.noise import Tape
 from fedbayes.posterior.layout import Layout, matches
 
@@ -122,7 +123,7 @@ class Model:
             {f"{name}.{FROZEN}" if name else FROZEN: constants} if constants else {},
         )
 
-    @property
+    @cached_property
     def trainable(self) -> dict[str, Layout]:
         return {part: layout for part, layout in self.layouts.items() if not is_static(part)}
 
@@ -136,7 +137,7 @@ class Model:
         """The same network for inputs that are prepared already."""
         return replace(self, prepare=as_it_is)
 
-    @property
+    @cached_property
     def static(self) -> tuple[str, ...]:
         """Its parts that training does not differentiate."""
         return tuple(part for part in self.layouts if is_static(part))
@@ -148,7 +149,7 @@ class Model:
 
     def inputs(self, x: Any) -> Any:
         """What the network sees of stored inputs, in its own precision; tokens stay whole numbers."""
-        return tree_map(self._as_seen, self.prepare(x))
+        return mapped(self._as_seen, self.prepare(x))
 
     def _as_seen(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
@@ -189,6 +190,17 @@ class Model:
             tensors |= vector if part in self.frozen else self.layouts[part].split(vector)
         return tensors | {n: tensors[n].to(kind) for n, kind in self.recast.items() if n in tensors}
 
+    @cached_property
+    def filters(self) -> tuple[str, ...]:
+        """The weights of two-dimensional convolutions."""
+        layers = [n for n, layer in self.module.named_modules() if isinstance(layer, nn.Conv2d)]
+        return tuple(f"{n}.weight".removeprefix(".") for n in layers)
+
+    def as_read(self, tensors: Weights) -> dict[str, Tensor]:
+        """Named tensors, filters with channels last on a CPU: each convolution would do so, and its gradient again."""
+        ours = [n for n in self.filters if n in tensors and tensors[n].device.type == "cpu"] if alone() else []
+        return {**tensors, **{n: tensors[n].contiguous(memory_format=torch.channels_last) for n in ours}}
+
     def train_output(
         self,
         weights: Weights,
@@ -219,7 +231,7 @@ class Model:
             return self._call(self.dropping, weights, x)
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
-        tensors, seen = _of_module(weights), self.inputs(x)
+        tensors, seen = self.as_read(_of_module(weights)), self.inputs(x)
         half = torch.autocast(tree_leaves(x)[0].device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
         with half, said_to_be_traced() if self.asks and not alone() else nullcontext():
             output = tensor_in(call(module, tensors, seen))
@@ -277,7 +289,7 @@ def as_it_is(x: Tensor) -> Tensor:
 def in_precision_of(module: nn.Module, x: Any) -> Any:
     """Floating inputs in the dtype of the module's weights."""
     first = next((p for p in module.parameters() if p.is_floating_point()), None)
-    return tree_map(lambda t: t if first is None or not t.is_floating_point() else t.to(first.dtype), x)
+    return mapped(lambda t: t if first is None or not t.is_floating_point() else t.to(first.dtype), x)
 
 
 FROZEN = "frozen"

@@ -15,25 +15,30 @@ class PoolsFirst(nn.Sequential):
     ReLU is left with a fraction of the numbers. Layers keep their places and names.
     """
 
+    order: list[int] | None = None  # in which its layers are called; None: as they stand, in a slice of one
+
     def forward(self, input: Tensor) -> Tensor:
-        for layer in _in_order(self):
-            input = layer(input)
+        layers = list(self)
+        for place in self.order or range(len(layers)):
+            input = layers[place](input)
         return input
 
 
 def pools_first(module: nn.Module) -> nn.Module:
     """The module, each plain Sequential in it with its pools first."""
     for layer in module.modules():
-        if type(layer) is nn.Sequential and _in_order(layer) != list(layer):
+        if type(layer) is nn.Sequential and (order := _in_order(layer)) != list(range(len(layer))):
             layer.__class__ = PoolsFirst
+            layer.order = order  # type: ignore[assignment]
     return module
 
 
-def _in_order(layers: Iterable[nn.Module]) -> list[nn.Module]:
-    order = list(layers)
-    for i, (a, b) in enumerate(pairwise(list(order))):
+def _in_order(layers: Iterable[nn.Module]) -> list[int]:
+    layers = list(layers)
+    order = list(range(len(layers)))
+    for i, (a, b) in enumerate(pairwise(layers)):
         if _may_swap(a, b):
-            order[i : i + 2] = b, a
+            order[i : i + 2] = i + 1, i
     return order
 
 

@@ -40,7 +40,7 @@ class Layout:
     def sizes(self) -> tuple[int, ...]:
         return tuple(prod(shape) for shape in self.shapes)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Length P of the vector."""
         return sum(self.sizes)
@@ -58,7 +58,7 @@ class Layout:
                 f"the vector has {vector.shape[-1]} entries, this layout {self.size}: "
                 f"was it made for another network? (layout {self.fingerprint}, first entry {self.names[:1]})"
             )
-        pieces = vector.split(self.sizes, -1)
+        pieces = torch.split_with_sizes(vector, self.sizes, -1)
         return {n: t.reshape((*t.shape[:-1], *s)) for n, t, s in zip(self.names, pieces, self.shapes)}
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -34,6 +34,7 @@ def module_of(task: Task, parts: Parts, draw: int | None = None) -> nn.Module:
     for layer in network.modules():
         if type(layer) is PoolsFirst:
             layer.__class__ = nn.Sequential  # type: ignore[assignment]  # as the user wrote it
+            del layer.order
     weights = {n: t.cpu() for n, t in model.weights(vectors).items() if not n.startswith("likelihood.")}
     network.load_state_dict(weights, strict=False)
     return merge(network).requires_grad_(True).eval()
