@@ -112,7 +112,7 @@ def test_it_ends_with_the_run(slow, how):
 
 
 def test_a_fault_of_the_other_process_has_its_reason():
-    graph, shapes = torch.fx.symbolic_trace(lambda t: t.cos()), [((-3,), (1,), torch.float32, torch.device("cpu"))]
+    graph, shapes = torch.fx.symbolic_trace(lambda t: t.cos()), [((-3,), (1,), torch.float32, torch.device("cpu"), 0)]
     one = beside.Beside([(graph, shapes)], {})
     until(lambda: one.done)
     assert "negative dimension" in one.fault

@@ -65,6 +65,24 @@ def test_a_part_is_given_its_values_as_they_lay_in_the_trace():
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("before", [8, 7])
+def test_the_compiler_is_told_of_weights_that_begin_at_no_good_place(before):
+    def step(vector):
+        _, *weights = vector.split([before, *[4] * 8])
+        x = vector[:1]
+        for w in weights:
+            x = (x * w).cos().sin().exp().tanh().sin().cos().exp().sum(0, keepdim=True)
+        return [x]
+
+    vector = torch.linspace(0, 1, before + 32)
+    parts = repeats.cut(traced(step, [vector], again=False))
+    block = next(part for part in parts.parts if len(part.shapes) == 2)
+    assert [offset for *_, offset in block.shapes] == [0, int(before == 7)]
+    for shape in block.shapes:
+        value = compiled._empty(*shape)
+        assert (value.shape, value.stride(), value.dtype, value.device, value.storage_offset()) == shape
+
+
 def test_values_are_dropped_after_their_last_reader_and_not_before():
     _, parts = calls_of(*stacked_step([Block(4) for _ in range(6)]))
     outputs = {out.name for out in parts.outputs}

@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from fedbayes.engine.kept import INDUCTOR, keep_programs
+from fedbayes.engine.kept import keep_programs
 
 
 class Beside:
@@ -33,7 +33,7 @@ class Beside:
         keep_programs()
         words = [sys.executable, "-c", f"from {__name__} import serve; serve({os.getpid()})"]
         # Its packages are found where ours are. A session of its own: Ctrl-C is for the run, which then ends it.
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), INDUCTOR: os.environ[INDUCTOR]}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         letter = written(parts, options)
         # No pipe: the compiler's own helpers would hold it open.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115

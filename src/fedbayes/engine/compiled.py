@@ -96,7 +96,7 @@ class Compiled:
         # Two inputs that are one tensor now, as at a round's start, may be two at the next call.
         apart = [torch.empty_like(t) for t in inputs]
         graph, out = self._trace(leaves, places, structure, apart)
-        shapes = [(t.shape, t.stride(), t.dtype, t.device) for t in apart]
+        shapes = [(t.shape, t.stride(), t.dtype, t.device, 0) for t in apart]
         # As traced: in the order of operations, for those that are computed again stand where memory is free for them.
         as_traced = {"reorder_for_locality": False} if self.again else {}
         options = {"cpp.threads": torch.get_num_threads(), **as_traced}
@@ -152,16 +152,23 @@ def _taken_apart(arguments: tuple[Any, ...]) -> tuple[list[Any], Any, list[int],
 
 
 def kernels(graph: GraphModule, shapes: list[tuple[Any, ...]], options: dict[str, Any]) -> Callable[..., Any]:
-    """A graph's operations compiled for inputs of these shapes, strides, types and devices; kept on disk."""
+    """A graph's operations compiled for inputs of these shapes, strides, types, devices and offsets; kept on disk."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # loads sympy
 
     keep_programs()
     # Inductor looks on its disk only where it could note what a program assumes of shapes; ours are numbers still.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     with mode:
-        inputs: list[Any] = [torch.empty_strided(*pair, dtype=t, device=where) for *pair, t, where in shapes]
+        inputs: list[Any] = [_empty(*shape) for shape in shapes]
     with torch.no_grad(), _no_arguments(), tracing(TracingContext(mode)):
         return torch._inductor.compile(graph, inputs, options=options)
+
+
+def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: Any, offset: int) -> Tensor:
+    if not offset:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    room = offset + sum((n - 1) * s for n, s in zip(shape, stride)) + 1
+    return torch.empty(room, dtype=dtype, device=device).as_strided(shape, stride, offset)
 
 
 @contextmanager

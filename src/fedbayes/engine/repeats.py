@@ -18,13 +18,17 @@ from torch.fx.node import map_aggregate, map_arg
 
 LEAST = 0.4  # of a step's computing operations that need not be compiled, for it to be cut
 SHORTEST = 8  # operations of a stretch
+ALIGNMENT = 16  # bytes
 
 Shapes = list[tuple[Any, ...]]
 Function = Callable[..., Any]
 
 
 class Part(NamedTuple):
-    """A stretch of a graph as a function of the values it takes from before, and their shapes."""
+    """A stretch of a graph as a function of the values it takes from before.
+
+    Of these, `shapes` has size, strides, type, device, and where in their memory they begin: 1 for at no good place.
+    """
 
     graph: GraphModule
     shapes: Shapes
@@ -98,7 +102,7 @@ def _joined(module: GraphModule, stretches: list[list[list[Node]]], last: Node) 
         if not all(isinstance(node.meta.get("val"), Tensor) for node in takes[0]):
             return None
         gives = [place for place in range(len(group[0])) if any(_read_later(one, place) for one in group)]
-        parts.append(_part(group[0], takes[0], gives))
+        parts.append(_part(group[0], takes[0], gives, [all(map(_aligned, values)) for values in zip(*takes)]))
         for stretch, taken in zip(group, takes):
             names = tuple(stretch[place].name for place in gives)
             calls.append(Call(len(parts) - 1, tuple(node.name for node in taken), names, ()))
@@ -190,7 +194,13 @@ def _read_later(stretch: list[Node], place: int) -> bool:
     return any(user not in own for user in stretch[place].users)
 
 
-def _part(stretch: list[Node], taken: list[Node], gives: list[int]) -> Part:
+def _aligned(node: Node) -> bool:
+    """Whether a value begins where a GPU reads four numbers at once: a vector's slice, as weights are, may not."""
+    value = node.meta["val"]
+    return value.storage_offset() * value.element_size() % ALIGNMENT == 0
+
+
+def _part(stretch: list[Node], taken: list[Node], gives: list[int], aligned: list[bool]) -> Part:
     graph, new = Graph(), {}
     for number, node in enumerate(taken):
         new[node] = graph.placeholder(f"value_{number}")
@@ -198,4 +208,6 @@ def _part(stretch: list[Node], taken: list[Node], gives: list[int]) -> Part:
         new[node] = graph.node_copy(node, lambda a: new[a])
         new[node].meta = {}
     graph.output([new[stretch[place]] for place in gives])
-    return Part(GraphModule({}, graph), [_like(node.meta["val"]) for node in taken])
+    # A value that lies elsewhere than the compiler was told would be copied, with all that lies between its rows.
+    shapes = [(*_like(node.meta["val"]), int(not lies_well)) for node, lies_well in zip(taken, aligned)]
+    return Part(GraphModule({}, graph), shapes)
