@@ -59,6 +59,14 @@ def test_the_program_is_made_in_the_other_process_and_only_loaded_in_this_one(mo
     step.take()
     assert step.there(x, x, ask=False)
     torch.testing.assert_close(step(x, x)["a"], (x * x + torch.arange(7.0)).cos().sum(0))
+    # The next run finds it without another process; other constants are another program.
+    monkeypatch.setattr(beside.subprocess, "Popen", forbidden)
+    again = Compiled(lambda t, u: {"a": (t * u + torch.arange(7.0)).cos().sum(0), "b": t - 1})
+    assert not again.there(x, x, ask=True)
+    again.take()
+    torch.testing.assert_close(again(x, x), step(x, x), rtol=0, atol=0)
+    with pytest.raises(AssertionError, match="compiled in this process"):
+        Compiled(lambda t, u: {"a": (t * u + torch.arange(1, 8.0)).cos().sum(0), "b": t - 1}).there(x, x, ask=True)
 
 
 @pytest.fixture
@@ -70,6 +78,9 @@ def slow(monkeypatch):
         def __init__(self, *program):
             self.done, self.fault, self.ended = False, None, False
             processes.append(self)
+
+        def mark(self):
+            pass
 
         def end(self):
             self.ended = True

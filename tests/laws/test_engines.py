@@ -198,7 +198,7 @@ def test_steps_compiled_beside_a_run_are_the_steps(
     class AtOnce:
         """The other process's end, in this one."""
 
-        done, fault = True, None
+        done, fault, mark = True, None, staticmethod(list)
 
         def __init__(self, *program: object) -> None:
             parts, options = read(BytesIO(written(*program)))

@@ -6,6 +6,7 @@ the user's own code: operations by name, constants, shapes and settings. On a GP
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pickle
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -23,21 +25,28 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from fedbayes.engine.kept import keep_programs
+from fedbayes.engine.kept import INDUCTOR, keep_programs
 
 
 class Beside:
-    """A process that compiles and keeps the parts of a step, graphs and shapes. It ends with this one, or when told."""
+    """A process that compiles and keeps the parts of a step, graphs and shapes. It ends with this one, or when told.
+
+    There is none where a run before has kept them already, by a mark on disk.
+    """
 
     def __init__(self, parts: Sequence[tuple[GraphModule, Any]], options: dict[str, Any]) -> None:
         keep_programs()
+        letter = written(parts, options)
+        self._mark = Path(os.environ[INDUCTOR]) / f"beside-{_digest(letter)}"
+        self._process = None if self._mark.exists() else self._begun(letter)
+
+    def _begun(self, letter: bytes) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-c", f"from {__name__} import serve; serve({os.getpid()})"]
         # Its packages are found where ours are. A session of its own: Ctrl-C is for the run, which then ends it.
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        letter = written(parts, options)
         # No pipe: the compiler's own helpers would hold it open.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -45,29 +54,33 @@ class Beside:
             env=env,
             start_new_session=True,
         )
-        self._waiting = threading.Thread(target=self._talk, args=(letter,), daemon=True)
+        # Waits until it begins to read, and until it ends.
+        self._waiting = threading.Thread(target=process.communicate, args=(letter,), daemon=True)
         self._waiting.start()
-
-    def _talk(self, letter: bytes) -> None:
-        self._process.communicate(letter)  # waits until it begins to read, and until it ends
+        return process
 
     @property
     def done(self) -> bool:
-        return not self._waiting.is_alive()
+        return self._process is None or not self._waiting.is_alive()
 
     @property
     def fault(self) -> str | None:
         """Why nothing was compiled; None where it was."""
-        if self._process.returncode == 0:
+        if self._process is None or self._process.returncode == 0:
             return None
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"the compiler's process ended with code {self._process.returncode}"
 
+    def mark(self) -> None:
+        """What was kept has been found: the next run need not ask for it."""
+        self._mark.touch()
+
     def end(self) -> None:
         """Stop compiling. What it has written is whole: files are renamed when they are complete."""
-        self._process.kill()
-        self._waiting.join()
+        if self._process is not None:
+            self._process.kill()
+            self._waiting.join()
 
 
 def serve(parent: int) -> None:
@@ -127,6 +140,12 @@ def written(parts: Sequence[tuple[GraphModule, Any]], options: dict[str, Any]) -
     rows = [(_rows(graph), _constants(graph), shapes) for graph, shapes in parts]
     _Writer(file).dump((rows, options, _settings()))
     return file.getvalue()
+
+
+def _digest(letter: bytes) -> str:
+    """What a program is marked by: all that it is made of, PyTorch, and the GPU."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return hashlib.blake2b(letter + f"{torch.__version__} {gpu}".encode(), digest_size=16).hexdigest()
 
 
 def read(file: IO[bytes]) -> tuple[list[tuple[GraphModule, Any]], dict[str, Any]]:

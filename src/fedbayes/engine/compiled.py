@@ -77,6 +77,7 @@ class Compiled:
                 if beside.fault is not None:
                     raise RuntimeError(beside.fault)
                 self._programs[key] = self._ready(program)
+                beside.mark()
         self.beside = {}
 
     def end(self) -> None:
