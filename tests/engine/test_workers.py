@@ -12,7 +12,8 @@ from torch.func import vmap
 
 import fedbayes as fb
 from fedbayes.data import from_clients
-from fedbayes.engine.workers import share, side_by_side, threads
+from fedbayes.engine.chunks import width
+from fedbayes.engine.workers import AHEAD, share, side_by_side, threads
 from fedbayes.methods import method_named
 from fedbayes.model.call import of_this_thread
 from fedbayes.training.prepare import prepare
@@ -108,6 +109,24 @@ def test_results_come_in_the_order_of_the_items() -> None:
     assert list(side_by_side(slow_first, [], 3)) == []
 
 
+def test_few_results_wait_for_an_earlier_one() -> None:
+    begun: list[int] = []
+    held = threading.Event()
+
+    def slow_first(n: int) -> int:
+        begun.append(n)
+        if n == 0:
+            held.wait(5)
+        return n
+
+    results = side_by_side(slow_first, range(100), 2)
+    threading.Timer(0.2, lambda: (most.append(len(begun)), held.set())).start()
+    most: list[int] = []
+    assert next(results) == 0
+    assert most[0] <= AHEAD * 2
+    assert list(results) == list(range(1, 100))
+
+
 def test_an_error_of_one_is_an_error_of_all() -> None:
     def failing(n: int) -> int:
         if n == 2:
@@ -154,3 +173,20 @@ def test_transforms_and_modules_are_a_thread_s_own() -> None:
     assert seen["module"] is not layer
     assert seen["module"].weight is layer.weight
     assert of_this_thread(layer) is layer
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "before", "expected"),
+    [
+        ([60] * 10, 100, 0, 10),  # of equal clients all at once
+        ([60] * 10, 4, 0, 4),
+        ([220, 170, 140, 120, 100, 80, 60, 50, 40, 20], 100, 0, 3),  # 12.6 clients' steps in place of 22
+        ([220, 170, 140, 120, 100, 80, 60, 50, 40, 20], 100, 2, 2),  # about as good, and compiled already
+        ([220, 170, 140, 120, 100, 80, 60, 50, 40, 20], 100, 10, 3),
+        ([300, 1, 1, 1], 100, 0, 1),
+    ],
+)
+def test_compiled_clients_of_unequal_size_are_not_all_padded_to_the_longest(
+    lengths: list[int], most: int, before: int, expected: int
+) -> None:
+    assert width(lengths, most, before) == expected

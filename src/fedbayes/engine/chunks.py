@@ -79,10 +79,27 @@ def _equal_chunks(lead: Bound, seats: list[Seat]) -> Iterator[list[Seat]]:
     """Chunks of one size, the last filled up with ghosts: a compiled program is made for one size only."""
     if not seats:  # of a private round, whose cohort may be empty
         return
-    lead.seats = min(lead.chunk, max(lead.seats, len(seats)))
+    if lead.store.x.device.type == "cpu":
+        lead.seats = width([seat.length for seat in seats], lead.chunk, lead.seats)
+    else:  # where a step of many takes hardly longer than one of few
+        lead.seats = min(lead.chunk, max(lead.seats, len(seats)))
     for start in range(0, len(seats), lead.seats):
         chunk = seats[start : start + lead.seats]
         yield chunk + [chunk[0]._replace(ghost=True)] * (lead.seats - len(chunk))
+
+
+def width(lengths: Sequence[int], most: int, before: int) -> int:
+    """Clients at once for which a CPU takes least time, given their steps, the longest first.
+
+    A step costs as one client more than run, and a chunk has the steps of its longest. As `before` where that costs at
+    most a quarter more: another width is another program.
+    """
+
+    def cost(width: int) -> int:
+        return (width + 1) * sum(lengths[::width])
+
+    best = min(range(min(most, len(lengths)), 0, -1), key=cost)
+    return before if before and cost(before) <= 1.25 * cost(best) else best
 
 
 def _run_chunk(

@@ -6,14 +6,16 @@ thread, and for a multiple of its time where another process is busy. Clients th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 
 Item = TypeVar("Item")
+AHEAD = 8  # items of a worker that are begun, or done and not yet asked for
 
 
 @contextmanager
@@ -39,8 +41,22 @@ def share(items: int, most: int) -> tuple[int, int]:
 
 
 def side_by_side(f: Callable[[Item], Any], items: Sequence[Item], workers: int) -> Iterator[Any]:
-    """f of each item, in order, by so many workers; each has as many threads as its caller."""
+    """f of each item, in order, by so many workers; each has as many threads as its caller.
+
+    Results wait for those of earlier items, but only AHEAD of them for each worker: however many items there are, they
+    take the memory of a few.
+    """
     if not items:
         return
     with ThreadPoolExecutor(workers, "client", torch.set_num_threads, (torch.get_num_threads(),)) as pool:
-        yield from pool.map(f, items)
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for item in items:
+                if len(waiting) == AHEAD * workers:
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(f, item))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
