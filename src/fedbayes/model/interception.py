@@ -121,19 +121,26 @@ def _statistics(
     x: Tensor, mask: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, momentum: float
 ) -> tuple[Tensor, Tensor]:
     """The centred input and its variance over the live rows; the running statistics move towards theirs, in place."""
-    # A network may fold other axes into the rows, row by row: then each row's flag stands for its share.
-    live = x.new_ones(len(x)) if mask is None else mask.to(x.dtype).repeat_interleave(x.shape[0] // mask.shape[0])
     axes = [i for i in range(x.dim()) if i != 1]
     column = [1, -1] + [1] * (x.dim() - 2)
-    rows = live.reshape([-1] + [1] * (x.dim() - 1))
-    count = (live.sum() * x[:1, :1].numel()).clamp(min=1)
-    mean = (x * rows).sum(axes) / count
-    centred = x - mean.reshape(column)
-    variance = (centred.square() * rows).sum(axes) / count
+    # Without a live row there is no mean, and of one value no variance: what is not known stays as it is.
+    if mask is None:  # by one operation, whose gradient takes one pass
+        count: Any = x.numel() // x.shape[1]
+        variance, mean = torch.var_mean(x, axes, correction=0)
+        centred = x - mean.reshape(column)
+        more: Any = count / max(count - 1, 1)
+        some, several = x.new_ones(()), x.new_full((), float(count > 1))
+    else:
+        # A network may fold other axes into the rows, row by row: then each row's flag stands for its share.
+        live = mask.to(x.dtype).repeat_interleave(x.shape[0] // mask.shape[0])
+        rows = live.reshape([-1] + [1] * (x.dim() - 1))
+        count = (live.sum() * x[:1, :1].numel()).clamp(min=1)
+        mean = (x * rows).sum(axes) / count
+        centred = x - mean.reshape(column)
+        variance = (centred.square() * rows).sum(axes) / count
+        some, several, more = (live.sum() > 0).to(x.dtype), (count > 1).to(x.dtype), count / (count - 1).clamp(min=1)
     if running_mean is not None and running_var is not None:
-        unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
-        # Without a live row there is no mean, and of one value no variance: what is not known stays as it is.
-        some, several = (live.sum() > 0).to(x.dtype), (count > 1).to(x.dtype)
+        unbiased = variance.detach() * more
         running_mean.copy_(running_mean + momentum * some * (mean.detach() - running_mean))
         running_var.copy_(running_var + momentum * several * (unbiased - running_var))
     return centred, variance
