@@ -10,6 +10,7 @@ PAGE = ROOT / "docs/choosing.md"
 LEAGUE = ROOT / "docs/results/league/league.json"
 BEGIN, END = "<!-- league -->\n", "<!-- /league -->\n"
 GROUPS = {"heart-disease": "heart disease", "tcga-brca": "TCGA-BRCA", "landmine": "landmine"}
+GROUPS |= {"shakespeare": "Shakespeare"}
 MORE = {"worst_nll": "worst hospital", "ece": "ECE", "worst_coverage": "90 % sets, worst", "seconds": "seconds"}
 MORE |= {"bytes_up": "bytes a round"}
 METHODS = ("fedavg", "fedlap", "fedag", "feduab", "pvi", "fedivon", "bayes_admm", "lg_fedavg", "fedper", "bpfed")
@@ -33,7 +34,7 @@ def written(text: str) -> str:
 
 
 def table(records: list[Record]) -> str:
-    """NLL on three federations, and of the first what else a method brings and costs."""
+    """NLL on four federations, and of the first what else a method brings and costs."""
     known = {(r["group"], r["row"], r["metric"]): r for r in records if r["column"] == "as given"}
     first = next(iter(GROUPS))
     head = [*(f"NLL, {name}" for name in GROUPS.values()), *(f"{GROUPS[first]}: {title}" for title in MORE.values())]
