@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import distributions as D
 from torch import nn
+from torch.func import grad, vmap
 
 from fedbayes import data, fit
 from fedbayes.methods import fedavg, feduab
@@ -138,6 +139,25 @@ def test_the_nll_is_the_mean_over_live_rows_whatever_padding_holds():
     out[2] = torch.tensor([math.nan, math.inf])
     torch.testing.assert_close(model.nll(out, y, mask, {}), want)
     assert float(model.nll(out, y, torch.zeros(4, dtype=torch.bool), {})) == 0
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 5)])
+def test_the_nll_of_classes_is_the_same_alone_masked_and_stacked(shape):
+    model, random = Model.of(nn.Linear(3, 2), categorical()), torch.Generator().manual_seed(3)
+    out, y = torch.randn(*shape, 6, generator=random).double(), torch.randint(6, shape, generator=random)
+    all_live = torch.ones(4, dtype=torch.bool) if len(shape) == 1 else None
+
+    def slope(nll):
+        leaf = out.clone().requires_grad_()
+        return torch.autograd.grad(nll(leaf), leaf)[0]
+
+    def alone(o):
+        return model.nll(o, y, None, {})
+
+    torch.testing.assert_close(alone(out), -D.Categorical(logits=out).log_prob(y).mean())
+    torch.testing.assert_close(slope(alone), slope(lambda o: -D.Categorical(logits=o).log_prob(y).mean()))
+    torch.testing.assert_close(vmap(grad(alone))(out[None])[0], slope(alone))
+    torch.testing.assert_close(model.nll(out, y, all_live, {}), alone(out))
 
 
 @pytest.mark.parametrize(

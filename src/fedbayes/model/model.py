@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from fedbayes.model.call import call, shared_copy, tensor_in
 from fedbayes.model.convolution import replaced
 from fedbayes.model.interception import Handler, Interception, batch_norm, training_handlers
-from fedbayes.model.likelihood import Likelihood, Weights
+from fedbayes.model.likelihood import Likelihood, Weights, log_prob_of_classes
 from fedbayes.model.order import PoolsFirst, pools_first
 from fedbayes.model.tracing import alone, asks_whether_traced, said_to_be_traced
 from fedbayes.model.trees import mapped
@@ -246,6 +246,8 @@ class Model:
 
     def nll(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
         """Mean negative log-likelihood over the live rows of a batch."""
+        if mask is None and self.likelihood.log_prob is log_prob_of_classes and output.dim() == 2 and alone():
+            return F.cross_entropy(output, y)  # a third of the calls; slower where clients are stacked
         rows = -self.log_prob(output, y, mask, weights)
         if mask is None:
             return rows.mean()
