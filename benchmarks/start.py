@@ -126,8 +126,8 @@ def start(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     data = federation(case.shape, [arguments.rows] * case.clients)
     if arguments.device == "cuda":
         torch.zeros(1, device="cuda")
-    if arguments.whole:
-        repeats.LEAST = 2.0  # more than there is
+    if arguments.least is not None:
+        repeats.LEAST[arguments.device] = arguments.least
     figures: dict[str, Any] = {"network": name, "imports": time.perf_counter() - began}
     taken = {"trace": 0.0, "compile": 0.0}
     measured(compiled.Compiled, "_program", taken, "trace")
@@ -178,9 +178,8 @@ def in_process(name: str, arguments: argparse.Namespace, cache: str, limit: floa
     """The figures of one start in a process of its own, whose compiled programs are in a folder."""
     words = [sys.executable, str(SCRIPT), "--start", name, "--device", arguments.device, "--compile", arguments.compile]
     words += ["--rows", str(arguments.rows), "--limit", str(min(arguments.limit, limit - 10))]
-    words += ["--whole"] if arguments.whole else []
-    for key in ("method", "engine"):
-        words += [f"--{key}", getattr(arguments, key)] if getattr(arguments, key) else []
+    for key in ("method", "engine", "least"):
+        words += [f"--{key}", str(getattr(arguments, key))] if getattr(arguments, key) is not None else []
     path = os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
     given = {k: v for k, v in os.environ.items() if k not in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     env = {**given, "FEDBAYES_CACHE": cache, "PYTHONPATH": path}
@@ -204,7 +203,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--deadline", type=float, default=3600)
     parser.add_argument("--limit", type=float, default=300, help="seconds that `soon` is waited for")
-    parser.add_argument("--whole", action="store_true", help="compile repeated blocks as often as they stand there")
+    parser.add_argument("--least", type=float, help="share of a step that must repeat itself to be cut; 2: never")
     parser.add_argument("--cache", help="a folder of compiled programs to begin with; by default an empty one")
     parser.add_argument("--commit")
     parser.add_argument("--start", choices=list(CASES), help=argparse.SUPPRESS)
@@ -231,7 +230,13 @@ def main() -> None:
                     return
                 row = in_process(name, arguments, cache, left)
                 method = arguments.method or CASES[name].method
-                how = ", ".join([state, *["soon"] * (arguments.compile == "soon"), *["whole"] * arguments.whole])
+                how = ", ".join(
+                    [
+                        state,
+                        *["soon"] * (arguments.compile == "soon"),
+                        *([] if arguments.least is None else [f"cut from {arguments.least:g}"]),
+                    ]
+                )
                 figures.add(f"{name} by {method}, {how}", **row)
 
 

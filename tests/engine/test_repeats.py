@@ -83,6 +83,12 @@ def test_the_compiler_is_told_of_weights_that_begin_at_no_good_place(before):
         assert (value.shape, value.stride(), value.dtype, value.device, value.storage_offset()) == shape
 
 
+def test_a_step_stays_whole_where_it_is_not_known_what_cuts_cost(monkeypatch):
+    given = stacked_step([Block(4) for _ in range(6)])
+    monkeypatch.setattr(repeats, "LEAST", {})
+    assert calls_of(*given)[1] is None
+
+
 def test_values_are_dropped_after_their_last_reader_and_not_before():
     _, parts = calls_of(*stacked_step([Block(4) for _ in range(6)]))
     outputs = {out.name for out in parts.outputs}
