@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,6 @@ from torch import Tensor
 
 from fedbayes.model import stacked_convolution
 from fedbayes.model.tracing import alone
-from fedbayes.noise import Tape
-
-Normal = tuple[Tensor, Tensor]  # mean, and scale or, for `local`, variance
 
 FEW = 4  # input channels that PyTorch's own channels-last kernels of a CPU are slow for; oneDNN's are not
 PATCHES = 2**22  # numbers in the patches of a batch that are worth their memory
@@ -35,6 +32,11 @@ def compiled(yes: bool = True, *, stacked: bool = True) -> Iterator[None]:
 def replaced(x: Tensor) -> dict[Any, Any]:
     """The functions of PyTorch's that networks on this input's device do our way."""
     return {F.conv2d: conv2d} if x.is_cuda or not torch.backends.mkldnn.enabled else {}
+
+
+def own_kernels() -> bool:
+    """Whether two-dimensional convolutions on a GPU are kernels of our own just now."""
+    return _STACKED and stacked_convolution.available()
 
 
 def side_by_side(x: Tensor) -> bool:
@@ -93,55 +95,19 @@ def _stacked(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> Tensor:
     """That of one of many clients within compiled steps."""
-    kernels = own_kernels_for(input, *args, **kwargs)
-    if kernels is None:
-        return F.conv2d(input, weight, bias, *args, **kwargs)
-    out = kernels.one(input, weight)
+    usual = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and input.dim() == 4
+    if not usual or input.dtype == torch.float64 or not own_kernels():
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    if torch.is_autocast_enabled("cuda"):
+        input, weight = input.to(torch.bfloat16), weight.to(torch.bfloat16)
+    out = stacked_convolution.convolution(input, weight, _pair(stride), _pair(padding))
     return out if bias is None else out + bias.to(out.dtype)[:, None, None]
-
-
-class Kernels(NamedTuple):
-    """Convolutions of one of many clients by kernels of our own, one or two at once; under autocast in bfloat16."""
-
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-
-    def one(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The convolution of x."""
-        return stacked_convolution.convolution(_cast(x), weight, *self)
-
-    def local(self, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape) -> Tensor:
-        """Normal outputs: their means are those of x by means, variances those of x^2 by variances; bias [O, 1, 1]."""
-        x, high, wide = _cast(x), *self._image(x, weight[0])
-        noise = tape(weight[0], (len(x), len(weight[0]), high, wide))
-        biases = None if bias is None else torch.stack(bias).flatten(1)  # [2, O]
-        return stacked_convolution.local(x, torch.stack(weight), biases, noise, *self)
-
-    def flipped(self, x: Tensor, weight: Tensor, second: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """That of x by `weight`, plus `after` times that of `before` x by `second`; signs are [N, channels, 1, 1]."""
-        x = _cast(x)
-        first, last = (t.flatten(1).to(x.dtype) for t in (before, after))
-        return stacked_convolution.flipped(x, torch.stack([weight, second]), first, last, *self)
-
-    def _image(self, x: Tensor, weight: Tensor) -> list[int]:
-        """The size of an output."""
-        sizes = zip(x.shape[-2:], weight.shape[-2:], self.stride, self.padding)
-        return [(n + 2 * pad - k) // step + 1 for n, k, step, pad in sizes]
-
-
-def own_kernels_for(x: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Kernels | None:
-    """The kernels of our own for a convolution of this input with these options, where there are any."""
-    usual = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and x.dim() == 4
-    fits = usual and side_by_side(x) and x.dtype != torch.float64 and stacked_convolution.available()
-    return Kernels(_pair(stride), _pair(padding)) if fits else None
-
-
-def _cast(x: Tensor) -> Tensor:
-    return x.to(torch.bfloat16) if torch.is_autocast_enabled("cuda") else x
 
 
 def _pair(n: Any) -> tuple[int, int]:
