@@ -20,7 +20,6 @@ from fedbayes.clients.variational import KL_WEIGHTS
 from fedbayes.engine.fast.forms import Bayes
 
 TILE = 64  # inputs of a layer that a program takes at once
-NARROW = 32  # of those whose weights it moves: both fit in registers, so that more programs run at once
 WIDEST = 128  # outputs of a layer, and rows of a batch, that fit in a program's registers
 PROGRAMS = 400  # about as many keep a large GPU busy
 
@@ -113,7 +112,7 @@ def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tens
             layer.weight_at, place.bias_at, place.noise_at, noise.stride(0),
             IN=layer.inputs, OUT=layer.outputs, OUTS=_padded(layer.outputs), TILE=TILE, CHUNKS=chunks,
             SPLITS=layer.splits, BELOW=place.splits, FIRST=below is None, BIAS=place.bias,
-            ACT="" if below is None else form.between[len(slopes) - 1], num_stages=2, **shape,
+            ACT="" if below is None else form.between[len(slopes) - 1], **shape,
         )  # fmt: skip
         if below is not None:
             inputs.append(seen)
@@ -138,11 +137,11 @@ def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tens
     for number in reversed(range(len(layers))):
         layer, first = layers[number], number == 0
         lower = (down, spread) if first else (empty(clients, rows, layer.inputs), empty(clients, rows, layer.inputs))
-        kernels.backward[(clients, -(-layer.inputs // NARROW))](
+        kernels.backward[(clients, -(-layer.inputs // TILE))](
             mean, rho, *velocity, *prior, inputs[number], slopes[number], down, spread, *lower, counts,
             weight, rate, layer.weight_at, layer.bias_at, weight.stride(0), rate.stride(0),
             prior[0].stride(0) if prior[0].dim() > 1 else 0, prior[1].stride(0) if prior[1].dim() > 1 else 0,
-            IN=layer.inputs, OUT=layer.outputs, OUTS=_padded(layer.outputs), TILE=NARROW, FIRST=first, BIAS=layer.bias,
+            IN=layer.inputs, OUT=layer.outputs, OUTS=_padded(layer.outputs), TILE=TILE, FIRST=first, BIAS=layer.bias,
             ACT="" if first else form.between[number - 1], FIXED=form.prior != "broadcast", MOMENTUM=form.momentum,
             MASKED=counts is not None, **shape,
         )  # fmt: skip

@@ -11,17 +11,11 @@ import triton.language as tl
 
 @triton.jit
 def _softplus(rho):
-    """log(1 + e^rho) and its derivative, exact to rounding: max(rho, 0) + log(1 + t), t = e^-|rho|.
-
-    log(1 + t) = 2 artanh(z), z = t / (2 + t) <= 1/3: a series of seven terms. A logarithm takes three times as long.
-    """
-    t = tl.exp(-tl.abs(rho))
-    z = t / (2.0 + t)
-    q = z * z
-    series = 1 / 9 + q * (1 / 11 + q * (1 / 13))
-    series = 1.0 + q * (1 / 3 + q * (1 / 5 + q * (1 / 7 + q * series)))
-    inverse = 1.0 / (1.0 + t)
-    return tl.maximum(rho, 0.0) + 2.0 * z * series, tl.where(rho < 0, t * inverse, inverse)
+    """log(1 + e^rho), exact to rounding where e^rho is small, and its derivative."""
+    t = tl.exp(tl.minimum(rho, 30.0))
+    u = 1.0 + t
+    log1p = tl.where(u == 1.0, t, tl.log(u) * (t / tl.where(u == 1.0, 1.0, u - 1.0)))
+    return tl.where(rho > 30.0, rho, log1p), t / u
 
 
 @triton.jit
