@@ -69,6 +69,8 @@ def main() -> None:
             grid=grid, initial_arrays=ArrayRecord(state), num_rounds=given.rounds, evaluate_fn=evaluate, timeout=600
         )
 
+    # Ray's workers give way to all other processes (niceness 15), and hardly run beside a busy one; here all are equal.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     with tempfile.TemporaryDirectory() as place:
         for name in ("x", "y"):
             np.save(Path(place) / f"{name}.npy", getattr(given, name))

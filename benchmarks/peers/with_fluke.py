@@ -10,11 +10,11 @@ from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
 from fluke.data import DataContainer, DataSplitter
 from fluke.evaluation import ClassificationEval
-from fluke.utils import ServerObserver
+from fluke.utils import FederationObserver
 from torch import nn
 
 
-class Ends(ServerObserver):
+class Ends(FederationObserver):
     """Notes each round's accuracy, and its end."""
 
     def __init__(self, laps: setting.Laps) -> None:
