@@ -182,7 +182,10 @@ def test_transforms_and_modules_are_a_thread_s_own() -> None:
         ([60] * 10, 4, 0, 4),
         ([220, 170, 140, 120, 100, 80, 60, 50, 40, 20], 100, 0, 3),  # 12.6 clients' steps in place of 22
         ([220, 170, 140, 120, 100, 80, 60, 50, 40, 20], 100, 2, 2),  # about as good, and compiled already
-        ([220, 170, 140, 120, 100, 80, 60, 50, 40, 20], 100, 10, 3),
+        ([220, 170, 140, 120, 100, 80, 60, 50, 40, 20], 100, 10, 10),  # another would be compiled anew
+        ([60] * 10, 100, 2, 10),
+        ([60] * 3, 100, 5, 5),  # a cohort that some have left
+        ([60] * 10, 4, 5, 4),  # as many as memory holds
         ([300, 1, 1, 1], 100, 0, 1),
     ],
 )
