@@ -25,6 +25,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from fedbayes.engine.compiler import kernels
 from fedbayes.engine.kept import INDUCTOR, keep_programs
 
 
@@ -86,7 +87,6 @@ class Beside:
 def serve(parent: int) -> None:
     """Compile what comes in by standard input; the last line of standard error says what went wrong."""
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    from fedbayes.engine.compiled import kernels
     from fedbayes.model import stacked_convolution  # noqa: F401  its operations
 
     try:

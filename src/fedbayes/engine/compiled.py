@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -19,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedbayes.engine.beside import Beside, plain
 from fedbayes.engine.clock import COMPILE, share
-from fedbayes.engine.kept import keep_programs
+from fedbayes.engine.compiler import kernels
 from fedbayes.engine.repeats import Part, cut
 from fedbayes.model.recomputation import noted_blocks, peak, recompute
 
@@ -150,33 +146,3 @@ def _taken_apart(arguments: tuple[Any, ...]) -> tuple[list[Any], Any, list[int],
     inputs = [leaves[place].contiguous() for place in places]
     key = (structure, tuple((t.shape, t.dtype) for t in inputs), torch.get_float32_matmul_precision())
     return leaves, structure, places, inputs, key
-
-
-def kernels(graph: GraphModule, shapes: list[tuple[Any, ...]], options: dict[str, Any]) -> Callable[..., Any]:
-    """A graph's operations compiled for inputs of these shapes, strides, types, devices and offsets; kept on disk."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # loads sympy
-
-    keep_programs()
-    # Inductor looks on its disk only where it could note what a program assumes of shapes; ours are numbers still.
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    with mode:
-        inputs: list[Any] = [_empty(*shape) for shape in shapes]
-    with torch.no_grad(), _no_arguments(), tracing(TracingContext(mode)):
-        return torch._inductor.compile(graph, inputs, options=options)
-
-
-def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: Any, offset: int) -> Tensor:
-    if not offset:
-        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    room = offset + sum((n - 1) * s for n, s in zip(shape, stride)) + 1
-    return torch.empty(room, dtype=dtype, device=device).as_strided(shape, stride, offset)
-
-
-@contextmanager
-def _no_arguments() -> Iterator[None]:
-    """Hides the command line: the compiler writes the word behind an --only, unquoted, into the code it makes."""
-    words, sys.argv = sys.argv, sys.argv[:1]
-    try:
-        yield
-    finally:
-        sys.argv = words
