@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedbayes.engine import compiled, repeats
+from fedbayes.engine import compiled, compiler, repeats
 from fedbayes.engine.compiled import Compiled, traced
 
 
@@ -79,7 +79,7 @@ def test_the_compiler_is_told_of_weights_that_begin_at_no_good_place(before):
     block = next(part for part in parts.parts if len(part.shapes) == 2)
     assert [offset for *_, offset in block.shapes] == [0, int(before == 7)]
     for shape in block.shapes:
-        value = compiled._empty(*shape)
+        value = compiler._empty(*shape)
         assert (value.shape, value.stride(), value.dtype, value.device, value.storage_offset()) == shape
 
 
