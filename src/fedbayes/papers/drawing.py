@@ -86,9 +86,11 @@ def svg_of(figure: Figure) -> str:
 
 def save(figure: Figure, stem: Path) -> list[Path]:
     """A figure as SVG and PNG."""
+    import matplotlib
+
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
-    for path in paths:
-        # No date: the same figure is the same file.
-        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with matplotlib.rc_context({"svg.hashsalt": "fedbayes"}):  # with it and no date the same figure is the same file
+        for path in paths:
+            figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
     return paths
