@@ -32,6 +32,11 @@ CASES: dict[str, dict[str, Any]] = {
     "falling": {"lr_within": "falling", "kl": "blundell"},
     "fixed prior": {"prior": "fixed", "kl": "1/n", "prior_scale": 0.7},
 }
+NATURAL: dict[str, dict[str, Any]] = {
+    "by default": {},
+    "as published": {"beta2": 0.99, "curvature": "price", "prior_step": "explicit", "kl": "1/n"},
+    "several draws": {"train_draws": 3, "lr_within": "constant"},
+}
 
 
 def clients(sizes: list[int], kind: str) -> fb.data.Clients:
@@ -63,6 +68,21 @@ def gap(work: Work, state: Any) -> float:
     return max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in pairs)
 
 
+def gaps(layers: str, method: Any, sizes: list[int], kind: str, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How far fused steps are from the client's own in two rounds."""
+    found: list[float] = []
+    whole = Steps._run
+
+    def watched(self: Steps, work: Work, state: Any) -> Any:
+        found.append(gap(work, state))
+        return whole(self, work, state)
+
+    monkeypatch.setattr(Steps, "_run", watched)
+    torch.manual_seed(1)
+    fit(LAYERS[layers], clients(sizes, kind), method=method, rounds=1, engine="stacked", compile="off", device=DEVICE)
+    return found
+
+
 @pytest.mark.parametrize(
     ("layers", "case", "sizes", "kind"),
     [
@@ -74,17 +94,24 @@ def gap(work: Work, state: Any) -> float:
 def test_a_fused_step_is_the_clients_own(
     layers: str, case: str, sizes: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gaps: list[float] = []
-    whole = Steps._run
-
-    def watched(self: Steps, work: Work, state: Any) -> Any:
-        gaps.append(gap(work, state))
-        return whole(self, work, state)
-
-    monkeypatch.setattr(Steps, "_run", watched)
-    torch.manual_seed(1)
     method = fb.methods.feduab(**{"epochs": 2, "batch": 5, "lr": 0.1, "kl_weight": 0.05, **CASES[case]})
-    there = clients(sizes, kind)
-    fit(LAYERS[layers], there, method=method, rounds=1, engine="stacked", compile="off", device=DEVICE)
-    assert gaps
-    assert max(gaps) < 2e-5
+    found = gaps(layers, method, sizes, kind, monkeypatch)
+    assert found
+    assert max(found) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("layers", "case", "sizes", "kind"),
+    [
+        *((layers, "by default", [12, 12, 12], "classes") for layers in ("tanh", "sigmoid")),
+        *(("relu", case, [12, 3, 7], "classes") for case in NATURAL),
+        ("tanh", "by default", [12, 3, 7], "real"),
+    ],
+)
+def test_a_fused_step_of_ivon_is_the_clients_own(
+    layers: str, case: str, sizes: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = fb.methods.fedivon(**{"epochs": 2, "batch": 5, **NATURAL[case]})
+    found = gaps(layers, method, sizes, kind, monkeypatch)
+    assert found
+    assert max(found) < 5e-5

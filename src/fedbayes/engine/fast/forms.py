@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.client import Phase
+from fedbayes.clients.ivon import IvonStep
 from fedbayes.clients.point import PointStep
 from fedbayes.clients.variational import VariationalStep, chain_for
 from fedbayes.model.chain import chain_of
@@ -31,10 +32,18 @@ class Dense(NamedTuple):
     private: bool = False  # whether rows' gradients are shortened and noise is added
 
 
+class Newton(NamedTuple):
+    """How a natural-gradient step goes."""
+
+    curvature: str  # "average" or "price"
+    implicit: bool
+    remembers: bool
+
+
 class Bayes(NamedTuple):
     """Descent on the expected NLL of normals over linear maps with functions between them, and their KL to a prior.
 
-    By local reparameterisation: the noise is that of the layers' outputs.
+    By local reparameterisation: the noise is that of the layers' outputs. By gradients, or by natural ones (`newton`).
     """
 
     layers: tuple[tuple[int, int, bool], ...]  # as of Dense
@@ -47,6 +56,7 @@ class Bayes(NamedTuple):
     prior: str
     epochs: int
     falling: bool
+    newton: Newton | None = None
 
 
 class Rowwise(NamedTuple):
@@ -85,12 +95,17 @@ def dense(phase: Phase) -> Dense | None:
 def bayes(phase: Phase) -> Bayes | None:
     """The form of a variational client's step on linear maps; None for any other."""
     step = phase.step
-    if not isinstance(step, VariationalStep) or phase.batches != 1 or step.optimiser.momentum is None or phase.private:
+    if not isinstance(step, VariationalStep | IvonStep) or phase.batches != 1 or phase.private:
         return None
     chain = chain_for(step.model, step.estimation)
     if chain is None or step.model.dtype != torch.float32:
         return None
-    return Bayes(*chain, step.optimiser.momentum, step.draws, step.kl, step.prior, step.epochs, step.falling)
+    form = Bayes(*chain, 0.0, step.draws, step.kl, step.prior, step.epochs, step.falling)
+    if isinstance(step, VariationalStep):
+        return None if step.optimiser.momentum is None else form._replace(momentum=step.optimiser.momentum)
+    if step.opposite or step.clips or step.curvature == "squared" or step.prior != "fixed":
+        return None
+    return form._replace(newton=Newton(step.curvature, step.implicit, step.remembers))
 
 
 def rowwise(phase: Phase) -> Rowwise | None:

@@ -1,9 +1,9 @@
 """Variational steps on chains of linear maps as a few kernels for all clients: products, noise, KL and update in one.
 
 Under local reparameterisation a layer is  x m + b + sqrt(x^2 s^2 + s_b^2) * noise.  A step reads means and scales of
-all clients twice and writes them once, six passes in all, and keeps nothing else of their size. Rows are the batch,
-once for each draw. Written in Triton, for a GPU; equal to the variational client's own step up to rounding, on the same
-noise.
+all clients twice and writes them once, six passes in all, and keeps nothing else of their size; a natural-gradient step
+(IVON) has its running mean of gradients beside them. Rows are the batch, once for each draw. Written in Triton, for a
+GPU; equal to the variational client's own step up to rounding, on the same noise.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedbayes.clients import ivon
 from fedbayes.clients.client import Batch, Info, Learner, falling_rate
 from fedbayes.clients.variational import KL_WEIGHTS
 from fedbayes.engine.fast.forms import Bayes
 
 TILE = 64  # inputs of a layer that a program takes at once
+NARROW = 32  # of those whose weights it moves: both fit in registers, so that more programs run at once
 WIDEST = 128  # outputs of a layer, and rows of a batch, that fit in a program's registers
 PROGRAMS = 400  # about as many keep a large GPU busy
 
@@ -86,13 +88,14 @@ def stepping(form: Bayes) -> Callable[..., Learner]:
 
 def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tensor, info: Info) -> None:
     kernels = _kernels()
-    mean, rho = state.vectors["mean"], state.vectors["rho"]
+    mean, spread_of = state.vectors["mean"], state.vectors["precision" if form.newton else "rho"]
     (clients, batch, _), rows = b.x.shape, form.draws * b.x.shape[1]
     x = b.x.contiguous()
     counts = None if b.mask is None else b.mask.sum(-1, dtype=torch.int32)
+    weight, rate, numbers = _numbers(form, state, b, info)
     shape = {
         "K": clients, "P": mean.shape[1], "NORMALS": noise.shape[1] // form.draws, "R": rows, "B": batch,
-        "ROWS": _padded(rows), "PRECISION": _precision(),
+        "ROWS": _padded(rows), "PRECISION": _precision(), "NEWTON": form.newton is not None,
     }  # fmt: skip
 
     def empty(*sizes: int) -> Tensor:
@@ -108,11 +111,11 @@ def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tens
         under, place = (sums, layer) if below is None else below
         chunks = -(-layer.inputs // (TILE * layer.splits))
         kernels.forward[(clients, layer.splits)](
-            mean, rho, x, under, noise, seen, slope, sums,
+            mean, spread_of, numbers, x, under, noise, seen, slope, sums,
             layer.weight_at, place.bias_at, place.noise_at, noise.stride(0),
             IN=layer.inputs, OUT=layer.outputs, OUTS=_padded(layer.outputs), TILE=TILE, CHUNKS=chunks,
             SPLITS=layer.splits, BELOW=place.splits, FIRST=below is None, BIAS=place.bias,
-            ACT="" if below is None else form.between[len(slopes) - 1], **shape,
+            ACT="" if below is None else form.between[len(slopes) - 1], num_stages=2, **shape,
         )  # fmt: skip
         if below is not None:
             inputs.append(seen)
@@ -122,30 +125,51 @@ def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tens
     last = layers[-1]
     down, spread = empty(clients, rows, last.outputs), empty(clients, rows, last.outputs)
     kernels.head[(clients,)](
-        mean, rho, below[0], noise, b.y, counts, b.mask, down, spread, state.loss, state.steps,
+        mean, spread_of, numbers, below[0], noise, b.y, counts, b.mask, down, spread, state.loss, state.steps,
+        state.optimiser["count"] if form.newton else state.steps,
         last.bias_at, last.noise_at, noise.stride(0), form.scale or 1.0,
         OUT=last.outputs, OUTS=_padded(last.outputs), BELOW=last.splits, BIAS=last.bias, CLASSES=form.scale is None,
         MASKED=counts is not None, **shape,
     )  # fmt: skip
-    weight, rate = (
-        _by_client(KL_WEIGHTS[form.kl](b, info)),
-        _by_client(falling_rate(b, info, form.epochs) if form.falling else info.options["lr"]),
-    )
     q: Any = info.broadcast["model"]
     prior = (q.mean, q.scale) if form.prior == "broadcast" else (mean, info.options["prior_scale"])
-    velocity = (state.optimiser["mean"], state.optimiser["rho"]) if form.momentum else (mean, rho)
+    velocity = (mean, spread_of)
+    if form.newton:
+        velocity = (state.optimiser["first"]["mean"], spread_of)
+    elif form.momentum:
+        velocity = (state.optimiser["mean"], state.optimiser["rho"])
     for number in reversed(range(len(layers))):
         layer, first = layers[number], number == 0
         lower = (down, spread) if first else (empty(clients, rows, layer.inputs), empty(clients, rows, layer.inputs))
-        kernels.backward[(clients, -(-layer.inputs // TILE))](
-            mean, rho, *velocity, *prior, inputs[number], slopes[number], down, spread, *lower, counts,
-            weight, rate, layer.weight_at, layer.bias_at, weight.stride(0), rate.stride(0),
+        kernels.backward[(clients, -(-layer.inputs // NARROW))](
+            mean, spread_of, *velocity, *prior, inputs[number], slopes[number], down, spread, *lower, counts,
+            weight, rate, numbers, layer.weight_at, layer.bias_at, weight.stride(0), rate.stride(0),
             prior[0].stride(0) if prior[0].dim() > 1 else 0, prior[1].stride(0) if prior[1].dim() > 1 else 0,
-            IN=layer.inputs, OUT=layer.outputs, OUTS=_padded(layer.outputs), TILE=TILE, FIRST=first, BIAS=layer.bias,
-            ACT="" if first else form.between[number - 1], FIXED=form.prior != "broadcast", MOMENTUM=form.momentum,
+            IN=layer.inputs, OUT=layer.outputs, OUTS=_padded(layer.outputs), TILE=NARROW, FIRST=first,
+            BIAS=layer.bias, ACT="" if first else form.between[number - 1], FIXED=form.prior != "broadcast",
+            MOMENTUM=form.momentum, AVERAGE=form.newton is not None and form.newton.curvature == "average",
+            IMPLICIT=form.newton is not None and form.newton.implicit, FARTHEST=ivon.FARTHEST, SAID=ivon.LEAST_SAID,
             MASKED=counts is not None, **shape,
         )  # fmt: skip
         down, spread = lower
+
+
+def _numbers(form: Bayes, state: Learner, b: Batch, info: Info) -> tuple[Tensor, Tensor, Tensor]:
+    """The weight of the KL and the rate for each client, and the table [clients, 8] of what else IVON's step needs."""
+    weight, options = KL_WEIGHTS[form.kl](b, info), info.options
+    if form.newton is None:
+        rate = falling_rate(b, info, form.epochs) if form.falling else options["lr"]
+        return _by_client(weight), _by_client(rate), state.loss
+    table = torch.empty(len(b.x), 8, dtype=torch.float32, device=b.x.device)
+    memory = options["beta2" if form.newton.remembers else "curvature_memory"]
+    given = (weight, options["lr"], options["beta1"], memory, options["least_curvature"], options["prior_scale"])
+    columns = [_by_client(value) for value in (*given, info.round, info.batches[0])]
+    _kernels().numbers[(len(table),)](
+        table, *columns, state.steps, b.step, *(column.stride(0) for column in columns),
+        EPOCHS=form.epochs, FALLING=form.falling, REMEMBERS=form.newton.remembers,
+        BEGINNING=ivon.BEGINNING, SINGLE=ivon.SINGLE, STEADY=ivon.STEADY,
+    )  # fmt: skip
+    return table[:, 0], table[:, 1], table
 
 
 def _padded(count: int) -> int:

@@ -1,7 +1,10 @@
 """The kernels of fused.py. Importing this needs Triton.
 
 Of K clients with P weights each: `mean` and `rho` are [K, P]; rows R are B rows of a batch, once for each draw; `sums`
-are [2, splits, K, R, outputs], a layer's means and variances before its bias, by who added them.
+are [2, splits, K, R, outputs], a layer's means and variances before its bias, by who added them. Where steps are IVON's
+(NEWTON), precisions stand in the place of `rho`, and `numbers` [K, 8] are, for each client: the weight of the KL, the
+rate, the share of a step in the curvature, the debiasing of the running mean, beta1, the least curvature, the prior's
+precision, and the precision to begin with; 0 where something is known already.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -11,16 +14,72 @@ import triton.language as tl
 
 @triton.jit
 def _softplus(rho):
-    """log(1 + e^rho), exact to rounding where e^rho is small, and its derivative."""
-    t = tl.exp(tl.minimum(rho, 30.0))
-    u = 1.0 + t
-    log1p = tl.where(u == 1.0, t, tl.log(u) * (t / tl.where(u == 1.0, 1.0, u - 1.0)))
-    return tl.where(rho > 30.0, rho, log1p), t / u
+    """log(1 + e^rho) and its derivative, exact to rounding: max(rho, 0) + log(1 + t), t = e^-|rho|.
+
+    log(1 + t) = 2 artanh(z), z = t / (2 + t) <= 1/3: a series of seven terms. A logarithm takes three times as long.
+    """
+    t = tl.exp(-tl.abs(rho))
+    z = t / (2.0 + t)
+    q = z * z
+    series = 1 / 9 + q * (1 / 11 + q * (1 / 13))
+    series = 1.0 + q * (1 / 3 + q * (1 / 5 + q * (1 / 7 + q * series)))
+    inverse = 1.0 / (1.0 + t)
+    return tl.maximum(rho, 0.0) + 2.0 * z * series, tl.where(rho < 0, t * inverse, inverse)
 
 
 @triton.jit
-def _output(mean, rho, sums, noise, k, rows, cols, ok, bias_at, noise_at, stride,
-            K, P, NORMALS, R, B, OUT, BELOW: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+def _scale(value, numbers, k, NEWTON: tl.constexpr):
+    """The scale that a number stands for, and the slope of it; for a precision, the one that it counts as."""
+    if NEWTON:
+        begun = tl.load(numbers + k * 8 + 7)
+        precision = tl.where(begun > 0, begun, value)
+        return 1.0 / tl.sqrt(precision), precision
+    else:
+        return _softplus(value)
+
+
+@triton.jit
+def numbers(table, weights, rates, beta1, memories, leasts, prior_scales, rounds, batches, steps, at,
+            weight_stride, rate_stride, beta_stride, memory_stride, least_stride, prior_stride, round_stride,
+            batch_stride, EPOCHS: tl.constexpr, FALLING: tl.constexpr, REMEMBERS: tl.constexpr,
+            BEGINNING: tl.constexpr, SINGLE: tl.constexpr, STEADY: tl.constexpr):  # fmt: skip
+    """What a client's step of IVON is made with."""
+    k = tl.program_id(0).to(tl.int64)
+    weight = tl.load(weights + k * weight_stride).to(tl.float32)
+    rate = tl.load(rates + k * rate_stride).to(tl.float32)
+    beta = tl.load(beta1 + k * beta_stride).to(tl.float32)
+    memory = tl.load(memories + k * memory_stride).to(tl.float32)
+    least = tl.load(leasts + k * least_stride).to(tl.float32)
+    prior = tl.load(prior_scales + k * prior_stride).to(tl.float32)
+    number = tl.load(rounds + k * round_stride).to(tl.float32)
+    per = EPOCHS * tl.load(batches + k * batch_stride).to(tl.float32)
+    done = tl.load(steps + k)
+    here = tl.load(at).to(tl.float32)
+    held = 1.0 / (prior * prior)
+    begun = 0.0
+    if FALLING:
+        rate = rate * (1.0 - here / per)
+    if REMEMBERS:
+        share = 1.0 - memory
+    else:
+        so_far = tl.minimum(BEGINNING * per, SINGLE * 1.0) + number * per + here
+        so_far = tl.minimum(tl.maximum(so_far, STEADY * per), 2.0 * memory * per)
+        share = 2.0 / (so_far + 2.0)
+        begun = tl.where((number == 0.0) & (done == 0.0), held + least / weight, 0.0)
+    own = table + k * 8
+    tl.store(own, weight)
+    tl.store(own + 1, rate)
+    tl.store(own + 2, share)
+    tl.store(own + 3, 1.0 - tl.exp((done + 1.0) * tl.log(beta)))
+    tl.store(own + 4, beta)
+    tl.store(own + 5, least)
+    tl.store(own + 6, held)
+    tl.store(own + 7, begun)
+
+
+@triton.jit
+def _output(mean, rho, numbers, sums, noise, k, rows, cols, ok, bias_at, noise_at, stride,
+            K, P, NORMALS, R, B, OUT, BELOW: tl.constexpr, BIAS: tl.constexpr, NEWTON: tl.constexpr):  # fmt: skip
     """Outputs [rows, cols] of a layer, and their slopes in the variance."""
     centre = tl.zeros(ok.shape, tl.float32)
     variance = tl.zeros(ok.shape, tl.float32)
@@ -30,7 +89,7 @@ def _output(mean, rho, sums, noise, k, rows, cols, ok, bias_at, noise_at, stride
         variance += tl.load(sums + BELOW * K * R * OUT + at, mask=ok, other=0.0)
     if BIAS:
         own = k * P + bias_at + cols
-        scale, _ = _softplus(tl.load(rho + own, mask=cols < OUT, other=0.0))
+        scale, _ = _scale(tl.load(rho + own, mask=cols < OUT, other=1.0), numbers, k, NEWTON)
         centre += tl.load(mean + own, mask=cols < OUT, other=0.0)
         variance += scale * scale
     at = k * stride + (rows // B) * NORMALS + noise_at + (rows % B) * OUT + cols
@@ -40,11 +99,11 @@ def _output(mean, rho, sums, noise, k, rows, cols, ok, bias_at, noise_at, stride
 
 
 @triton.jit
-def forward(mean, rho, x, below, noise, seen, slope, sums, weight_at, bias_at, noise_at, stride,
+def forward(mean, rho, numbers, x, below, noise, seen, slope, sums, weight_at, bias_at, noise_at, stride,
             IN: tl.constexpr, OUT: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr, CHUNKS: tl.constexpr,
             SPLITS: tl.constexpr, BELOW: tl.constexpr, FIRST: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr,
             K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
-            ROWS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+            ROWS: tl.constexpr, PRECISION: tl.constexpr, NEWTON: tl.constexpr):  # fmt: skip
     """A split of a layer's inputs: what the layer below gave, through its function, and its share of the sums."""
     k = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -59,8 +118,8 @@ def forward(mean, rho, x, below, noise, seen, slope, sums, weight_at, bias_at, n
         if FIRST:
             h = tl.load(x + (k * B + rows % B) * IN + cols, mask=ok, other=0.0)
         else:
-            o, c = _output(mean, rho, below, noise, k, rows, cols, ok, bias_at, noise_at, stride,
-                           K, P, NORMALS, R, B, IN, BELOW, BIAS)  # fmt: skip
+            o, c = _output(mean, rho, numbers, below, noise, k, rows, cols, ok, bias_at, noise_at, stride,
+                           K, P, NORMALS, R, B, IN, BELOW, BIAS, NEWTON)  # fmt: skip
             if ACT == "relu":
                 h = tl.maximum(o, 0.0)
             elif ACT == "tanh":
@@ -74,7 +133,7 @@ def forward(mean, rho, x, below, noise, seen, slope, sums, weight_at, bias_at, n
         held = (down < IN) & (outs < OUT)
         at = k * P + weight_at + outs * IN + down
         m = tl.load(mean + at, mask=held, other=0.0)
-        s, _ = _softplus(tl.load(rho + at, mask=held, other=-100.0))
+        s, _ = _scale(tl.load(rho + at, mask=held, other=1.0), numbers, k, NEWTON)
         centre = tl.dot(h, m, centre, input_precision=PRECISION)
         variance = tl.dot(h * h, s * s, variance, input_precision=PRECISION)
     ok = (rows < R) & (outs < OUT)
@@ -84,17 +143,18 @@ def forward(mean, rho, x, below, noise, seen, slope, sums, weight_at, bias_at, n
 
 
 @triton.jit
-def head(mean, rho, sums, noise, y, counts, live, down, spread, loss, steps, bias_at, noise_at, stride, sigma,
+def head(mean, rho, numbers, sums, noise, y, counts, live, down, spread, loss, steps, more, bias_at, noise_at,
+         stride, sigma,
          OUT: tl.constexpr, OUTS: tl.constexpr, BELOW: tl.constexpr, BIAS: tl.constexpr, CLASSES: tl.constexpr,
          MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr,
-         B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+         B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, NEWTON: tl.constexpr):  # fmt: skip
     """The loss of each row, its slopes in the last layer's means and variances, and the loss of the client."""
     k = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, ROWS)[:, None]
     outs = tl.arange(0, OUTS)[None, :]
     ok = (rows < R) & (outs < OUT)
-    o, c = _output(mean, rho, sums, noise, k, rows, outs, ok, bias_at, noise_at, stride,
-                   K, P, NORMALS, R, B, OUT, BELOW, BIAS)  # fmt: skip
+    o, c = _output(mean, rho, numbers, sums, noise, k, rows, outs, ok, bias_at, noise_at, stride,
+                   K, P, NORMALS, R, B, OUT, BELOW, BIAS, NEWTON)  # fmt: skip
     count = B * 1.0
     counted = rows < R
     if MASKED:
@@ -123,6 +183,8 @@ def head(mean, rho, sums, noise, y, counts, live, down, spread, loss, steps, bia
     if count > 0:
         tl.store(loss + k, tl.load(loss + k) + tl.sum(tl.where(counted, nll, 0.0)) * each)
         tl.store(steps + k, tl.load(steps + k) + 1.0)
+        if NEWTON:
+            tl.store(more + k, tl.load(more + k) + 1.0)
 
 
 @triton.jit
@@ -135,30 +197,68 @@ def _moved(value, velocity, slope, at, ok, rate, MOMENTUM: tl.constexpr):
 
 
 @triton.jit
-def _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, m, r, s, bend, gm, gv, at, prior_at,
-            ok, held, k, weight, rate, prior_stride, FIXED: tl.constexpr, MOMENTUM: tl.constexpr):  # fmt: skip
-    """Means and rhos after a step: the gradients of the loss, and those of the KL by hand."""
-    if FIXED:
-        m0 = 0.0
-        s0 = tl.load(prior_scale + k * prior_stride) + tl.zeros(m.shape, tl.float32)
+def _followed(mean, precision, first, numbers, m, p, s, gm, gv, at, ok, k, rate, AVERAGE: tl.constexpr,
+              IMPLICIT: tl.constexpr, FARTHEST: tl.constexpr, SAID: tl.constexpr):  # fmt: skip
+    """Means and precisions after a step of IVON, and its running mean of gradients."""
+    own = numbers + k * 8
+    weight = tl.load(own)
+    share = tl.load(own + 2)
+    whole = tl.load(own + 3)
+    beta = tl.load(own + 4)
+    least = tl.load(own + 5)
+    held = tl.load(own + 6)
+    begun = tl.load(own + 7)
+    seen = 2.0 * gv
+    x = share * ((held + seen / weight) / p - 1.0)
+    x = tl.minimum(tl.maximum(x, -FARTHEST), FARTHEST)
+    if AVERAGE:
+        after = p * (1.0 + tl.maximum(x, -0.5 * FARTHEST))
     else:
-        m0 = tl.load(prior_mean + prior_at, mask=held, other=0.0)
-        s0 = tl.load(prior_scale + prior_at, mask=held, other=1.0)
-    precision = 1.0 / (s0 * s0)
-    slope_mean = gm + weight * precision * (m - m0)
-    slope_rho = (2.0 * s * gv + weight * (s * precision - 1.0 / s)) * bend
-    tl.store(mean + at, _moved(m, velocity_mean, slope_mean, at, ok, rate, MOMENTUM), mask=ok)
-    tl.store(rho + at, _moved(r, velocity_rho, slope_rho, at, ok, rate, MOMENTUM), mask=ok)
+        after = p * (1.0 + x + 0.5 * x * x)
+    said = held + tl.maximum(tl.abs(seen), SAID * tl.abs(gm) / s) / weight
+    after = tl.where(begun > 0, tl.maximum(after, said), after)
+    average = beta * tl.load(first + at, mask=ok, other=0.0) + (1.0 - beta) * gm
+    if IMPLICIT:
+        bend = tl.maximum(weight * (after - held), least) + rate * weight * held
+    else:
+        bend = tl.maximum(weight * after, least)
+    tl.store(mean + at, m - rate * (average / whole + weight * held * m) / bend, mask=ok)
+    tl.store(precision + at, after, mask=ok)
+    tl.store(first + at, average, mask=ok)
+
+
+@triton.jit
+def _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, numbers, m, r, s, bend, gm, gv, at,
+            prior_at, ok, held, k, weight, rate, prior_stride, FIXED: tl.constexpr, MOMENTUM: tl.constexpr,
+            NEWTON: tl.constexpr, AVERAGE: tl.constexpr, IMPLICIT: tl.constexpr, FARTHEST: tl.constexpr,
+            SAID: tl.constexpr):  # fmt: skip
+    """Means and rhos after a step: the gradients of the loss, and those of the KL by hand."""
+    if NEWTON:
+        _followed(mean, rho, velocity_mean, numbers, m, bend, s, gm, gv, at, ok, k, rate, AVERAGE, IMPLICIT,
+                  FARTHEST, SAID)  # fmt: skip
+    else:
+        if FIXED:
+            m0 = 0.0
+            s0 = tl.load(prior_scale + k * prior_stride) + tl.zeros(m.shape, tl.float32)
+        else:
+            m0 = tl.load(prior_mean + prior_at, mask=held, other=0.0)
+            s0 = tl.load(prior_scale + prior_at, mask=held, other=1.0)
+        precision = 1.0 / (s0 * s0)
+        slope_mean = gm + weight * precision * (m - m0)
+        slope_rho = (2.0 * s * gv + weight * (s * precision - 1.0 / s)) * bend
+        tl.store(mean + at, _moved(m, velocity_mean, slope_mean, at, ok, rate, MOMENTUM), mask=ok)
+        tl.store(rho + at, _moved(r, velocity_rho, slope_rho, at, ok, rate, MOMENTUM), mask=ok)
 
 
 @triton.jit
 def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, seen, slope, down, spread, lower_down,
-             lower_spread, counts, weights, rates, weight_at, bias_at, weight_stride, rate_stride, prior_stride,
-             scale_stride,
+             lower_spread, counts, weights, rates, numbers, weight_at, bias_at, weight_stride, rate_stride,
+             prior_stride, scale_stride,
              IN: tl.constexpr, OUT: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr, FIRST: tl.constexpr,
              BIAS: tl.constexpr, ACT: tl.constexpr, FIXED: tl.constexpr, MOMENTUM: tl.constexpr,
+             AVERAGE: tl.constexpr, IMPLICIT: tl.constexpr, FARTHEST: tl.constexpr, SAID: tl.constexpr,
              MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr,
-             B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+             B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, NEWTON: tl.constexpr):  # fmt: skip
     """A tile of a layer's weights moves a step; the slopes of its inputs go to the layer below."""
     k = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, ROWS)[:, None]
@@ -166,21 +266,21 @@ def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, se
     cols = tl.program_id(1) * TILE + tl.arange(0, TILE)[None, :]
     weight = tl.load(weights + k * weight_stride)
     rate = tl.load(rates + k * rate_stride)
-    fine = (rows < R) & (outs[None, :] < OUT)
-    given = (k * R + rows) * OUT + outs[None, :]
-    dm = tl.load(down + given, mask=fine, other=0.0)
-    dv = tl.load(spread + given, mask=fine, other=0.0)
     ok = (rows < R) & (cols < IN)
     if FIRST:
         h = tl.load(seen + (k * B + rows % B) * IN + cols, mask=ok, other=0.0)
     else:
         h = tl.load(seen + (k * R + rows) * IN + cols, mask=ok, other=0.0)
+    fine = (rows < R) & (outs[None, :] < OUT)
+    given = (k * R + rows) * OUT + outs[None, :]
+    dm = tl.load(down + given, mask=fine, other=0.0)
+    dv = tl.load(spread + given, mask=fine, other=0.0)
     held = (outs[:, None] < OUT) & (cols < IN)
     inside = weight_at + outs[:, None] * IN + cols
     at = k * P + inside
     m = tl.load(mean + at, mask=held, other=0.0)
-    r = tl.load(rho + at, mask=held, other=0.0)
-    s, bend = _softplus(r)
+    r = tl.load(rho + at, mask=held, other=1.0)
+    s, bend = _scale(r, numbers, k, NEWTON)
     gm = tl.dot(tl.trans(dm), h, input_precision=PRECISION)
     gv = tl.dot(tl.trans(dv), h * h, input_precision=PRECISION)
     if not FIRST:
@@ -198,18 +298,19 @@ def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, se
     moves = held
     if MASKED:
         moves = held & (tl.load(counts + k + tl.zeros(held.shape, tl.int32)) > 0)
-    _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, m, r, s, bend, gm, gv, at,
-            k * prior_stride + inside, moves, held, k, weight, rate, scale_stride, FIXED, MOMENTUM)  # fmt: skip
+    _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, numbers, m, r, s, bend, gm, gv, at,
+            k * prior_stride + inside, moves, held, k, weight, rate, scale_stride, FIXED, MOMENTUM, NEWTON,
+            AVERAGE, IMPLICIT, FARTHEST, SAID)  # fmt: skip
     if BIAS:  # noqa: SIM102  (the compiler knows this one)
         if tl.program_id(1) == 0:
             own = bias_at + outs
             there = outs < OUT
             b = tl.load(mean + k * P + own, mask=there, other=0.0)
-            q = tl.load(rho + k * P + own, mask=there, other=0.0)
-            t, turn = _softplus(q)
+            q = tl.load(rho + k * P + own, mask=there, other=1.0)
+            t, turn = _scale(q, numbers, k, NEWTON)
             shifts = there
             if MASKED:
                 shifts = there & (tl.load(counts + k + tl.zeros(there.shape, tl.int32)) > 0)
-            _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, b, q, t, turn, tl.sum(dm, 0),
-                    tl.sum(dv, 0), k * P + own, k * prior_stride + own, shifts, there, k, weight, rate, scale_stride,
-                    FIXED, MOMENTUM)  # fmt: skip
+            _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, numbers, b, q, t, turn,
+                    tl.sum(dm, 0), tl.sum(dv, 0), k * P + own, k * prior_stride + own, shifts, there, k, weight,
+                    rate, scale_stride, FIXED, MOMENTUM, NEWTON, AVERAGE, IMPLICIT, FARTHEST, SAID)  # fmt: skip
