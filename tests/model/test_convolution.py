@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import grad, vmap
 
 from fedbayes.model import convolution
 from fedbayes.model.convolution import conv2d, replaced
@@ -78,3 +79,22 @@ def test_convolutions_are_pytorchs_own_where_onednn_runs_them():
         assert replaced(x) == {}
     with torch.backends.mkldnn.flags(enabled=False):
         assert replaced(x) == {F.conv2d: conv2d}
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_filters_of_one_by_one_of_several_clients_are_products(with_bias, monkeypatch):
+    monkeypatch.setattr(convolution, "unfused", lambda x: True)
+    random = torch.Generator().manual_seed(0)
+    shapes = ((3, 5, 4, 2, 6), (3, 7, 4, 1, 1), (3, 7))
+    given = [torch.randn(shape, generator=random, dtype=torch.float64) for shape in shapes[: 2 + with_bias]]
+
+    def slopes(way):
+        def loss(*tensors):
+            out = way(*tensors)
+            return out.sin().sum(), out
+
+        return vmap(grad(loss, argnums=tuple(range(len(given))), has_aux=True))(*given)
+
+    (ours, out), (theirs, want) = slopes(conv2d), slopes(F.conv2d)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(ours, theirs)

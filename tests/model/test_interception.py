@@ -7,7 +7,9 @@ from torch import nn
 from torch.func import vmap
 
 import fedbayes as fb
+from fedbayes.model import interception
 from fedbayes.model.interception import Interception, batch_norm, training_handlers
+from fedbayes.model.tracing import takes_own_functions
 from fedbayes.noise import Tape, normals
 
 DROPOUTS = {
@@ -86,6 +88,12 @@ NORMS = {
 }
 
 
+@pytest.fixture(params=["plain", "few passes"])
+def way(request, monkeypatch):
+    """BatchNorm by plain operations, and as it is on a GPU where nothing fuses them."""
+    monkeypatch.setattr(interception, "unfused", lambda x: request.param == "few passes")
+
+
 def _pair(kind, **options):
     torch.manual_seed(3)
     one, two = (kind(4, **options).double() for _ in range(2))
@@ -98,7 +106,7 @@ def _pair(kind, **options):
 
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": 0.3, "eps": 1e-2}], ids=str)
 @pytest.mark.parametrize("name", NORMS)
-def test_masked_batch_norm_equals_batch_norm_of_the_live_rows_alone(name, options):
+def test_masked_batch_norm_equals_batch_norm_of_the_live_rows_alone(way, name, options):
     kind, shape = NORMS[name]
     ours, theirs = _pair(kind, **options)
     mask = torch.tensor([1, 1, 0, 1, 0, 1, 1, 0, 1], dtype=torch.bool)
@@ -121,7 +129,7 @@ def test_masked_batch_norm_equals_batch_norm_of_the_live_rows_alone(name, option
         torch.testing.assert_close(ours.bias.grad, theirs.bias.grad)
 
 
-def test_a_full_mask_equals_no_mask():
+def test_a_full_mask_equals_no_mask(way):
     ours, theirs = _pair(nn.BatchNorm1d)
     x = torch.randn(6, 4, dtype=torch.float64)
     with Interception(training_handlers(Tape(), torch.ones(6, dtype=torch.bool))):
@@ -129,7 +137,7 @@ def test_a_full_mask_equals_no_mask():
     torch.testing.assert_close(ours.running_var, theirs.running_var)
 
 
-def test_rows_that_a_network_folds_into_the_batch_are_masked_by_their_row():
+def test_rows_that_a_network_folds_into_the_batch_are_masked_by_their_row(way):
     ours, theirs = _pair(nn.BatchNorm1d)
     mask = torch.tensor([True, False, True])
     x = torch.randn(3, 5, 4, dtype=torch.float64)  # the network applies the norm to [3 * 5, 4]
@@ -138,7 +146,7 @@ def test_rows_that_a_network_folds_into_the_batch_are_masked_by_their_row():
     torch.testing.assert_close(out[mask], theirs(x[mask].reshape(10, 4)).reshape(2, 5, 4))
 
 
-def test_a_fully_padded_batch_leaves_the_statistics_as_they_were():
+def test_a_fully_padded_batch_leaves_the_statistics_as_they_were(way):
     ours, _ = _pair(nn.BatchNorm1d)
     ours.running_mean.normal_()
     mean, variance = ours.running_mean.clone(), ours.running_var.clone()
@@ -149,7 +157,7 @@ def test_a_fully_padded_batch_leaves_the_statistics_as_they_were():
     assert torch.equal(ours.running_var, variance)
 
 
-def test_one_live_value_moves_the_running_mean_and_not_the_variance():
+def test_one_live_value_moves_the_running_mean_and_not_the_variance(way):
     ours, _ = _pair(nn.BatchNorm1d)
     x = torch.randn(6, 4, dtype=torch.float64)
     with Interception(training_handlers(Tape(), torch.tensor([False, True, False, False, False, False]))):
@@ -177,7 +185,7 @@ def test_in_evaluation_mode_the_mask_plays_no_role():
         torch.testing.assert_close(ours(x), ours.weight * x / (1 + ours.eps) ** 0.5 + ours.bias)
 
 
-def test_masked_batch_norm_under_vmap_equals_one_client_at_a_time():
+def test_masked_batch_norm_under_vmap_equals_one_client_at_a_time(way):
     x = torch.randn(3, 6, 4)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]], dtype=torch.bool)
 
@@ -194,7 +202,7 @@ def test_masked_batch_norm_under_vmap_equals_one_client_at_a_time():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_batch_norm_of_bfloat16_inputs_is_done_in_the_precision_of_its_statistics(training):
+def test_batch_norm_of_bfloat16_inputs_is_done_in_the_precision_of_its_statistics(way, training):
     torch.manual_seed(0)
     x = torch.randn(3, 8, 4, 2, 2).bfloat16()
     mean, variance, weight, bias = torch.randn(3, 4), torch.rand(3, 4) + 0.5, torch.rand(3, 4), torch.randn(3, 4)
@@ -211,3 +219,19 @@ def test_batch_norm_of_bfloat16_inputs_is_done_in_the_precision_of_its_statistic
         torch.testing.assert_close(got[k].float(), want, rtol=1e-2, atol=1e-2)
         torch.testing.assert_close(moved[0][k], running[0])
         torch.testing.assert_close(moved[1][k], running[1])
+
+
+def test_stacked_clients_learn_the_same_by_batch_norm_in_few_passes(monkeypatch):
+    """Gradients of several clients with padded rows, traced and not."""
+    network = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).double()
+    random = torch.Generator().manual_seed(0)
+    sites = [(torch.randn(n, 1, 3, 3, generator=random, dtype=torch.float64), torch.arange(n) % 2) for n in (7, 4, 9)]
+    method, ends = fb.methods.fedavg(epochs=2, batch=4), []
+    for few, recompute in ((False, False), (True, False), (True, ["1"])):
+        monkeypatch.setattr(interception, "unfused", lambda x, few=few: few and takes_own_functions())
+        clients = fb.data.from_clients(sites)
+        run = fb.fit(network, clients, method=method, rounds=2, engine="stacked", compile="off", recompute=recompute)
+        assert run.journal[0].get("notes") is None
+        ends.append(torch.cat([part.mean for part in run.parts.values()]))
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ends[2], ends[0], rtol=1e-9, atol=1e-9)

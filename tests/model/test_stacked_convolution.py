@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ import fedbayes as fb
 from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.steps import Steps, Work, stacked_step
 from fedbayes.model import convolution, interception, stacked_convolution
-from fedbayes.model.estimators import flipout
+from fedbayes.model.estimators import flipout, local
 from fedbayes.model.stacked_convolution import convolution as stacked
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import Tape
@@ -81,25 +81,61 @@ def test_several_draws_of_several_clients() -> None:
     assert (ours - theirs).norm() < 2e-3 * theirs.norm()
 
 
-def test_a_trace_has_one_operation_for_each_product() -> None:
-    def loss(m: Tensor, s: Tensor, x: Tensor, noise: Tensor) -> Tensor:
-        def apply(x: Tensor, w: Tensor) -> Tensor:
-            return stacked(x, w, (1, 1), (1, 1))
-
-        return flipout(apply, x, (m, s), None, Tape(noise), 2).sin().sum()
-
-    m, x, noise = torch.randn(3, 4, 3, 3, 3), torch.randn(3, 2, 3, 8, 8), torch.randn(3, 2000)
-    traced = make_fx(vmap(grad(loss, argnums=(0, 1))), tracing_mode="fake")(m, m.abs(), x, noise)
-    met = Counter(str(node.target) for node in traced.graph.nodes)
-    names = ("convolution", "convolution_input", "convolution_weight")
-    assert [met[f"fedbayes.{name}.default"] for name in names] == [2, 2, 2]
-
-
-def test_batch_norm_after_a_stacked_convolution_is_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    # PyTorch's own copies its input with channels last on a GPU, which vmap can't take.
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compiled steps of clients side by side, wherever this runs."""
     for module in (convolution, interception):
         monkeypatch.setattr(module, "side_by_side", lambda x: True)
     monkeypatch.setattr(stacked_convolution, "available", lambda: True)
+    with convolution.compiled():
+        yield
+
+
+def estimated(estimate: Any, kernels: bool, shape: str) -> Callable[..., Any]:
+    """Gradients of an estimator's output by means, scales and inputs, for several clients."""
+    *_, stride, padding, _ = SHAPES[shape]
+
+    def loss(m: Tensor, s: Tensor, x: Tensor, noise: Tensor) -> Tensor:
+        ours = convolution.own_kernels_for(x, stride, padding) if kernels else None
+        apply = lambda x, w: F.conv2d(x, w, None, stride, padding)  # noqa: E731
+        bias = m[:, :1, :1, 0], s[:, :1, :1, 0]
+        return estimate(apply, x, (m, s), bias, Tape(noise), 2, ours).sin().sum()
+
+    return vmap(grad(loss, argnums=(0, 1, 2)))
+
+
+def normal_inputs(shape: str, device: str = "cpu") -> list[Tensor]:
+    channels, outs, kernel, _, _, image = SHAPES[shape]
+    random = torch.Generator().manual_seed(0)
+    m, s = (torch.randn(3, outs, channels, *kernel, generator=random) / 10 for _ in range(2))
+    x, noise = torch.randn(3, 2, channels, *image, generator=random), torch.randn(3, 60_000, generator=random)
+    return [t.to(device) for t in (m, s.abs(), x, noise)]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("estimate", [local, flipout])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_products_of_an_estimator_at_once(estimate: Any, shape: str) -> None:
+    pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch for CUDA")
+    found = estimated(estimate, True, shape)(*normal_inputs(shape, DEVICE))
+    exact = estimated(estimate, False, shape)(*(t.double() for t in normal_inputs(shape)))
+    for ours, theirs in zip(found, exact):
+        assert (ours.cpu().double() - theirs).norm() < 1e-2 * theirs.norm()
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("estimate", [local, flipout])
+def test_a_trace_has_one_operation_for_both_products(estimate: Any) -> None:
+    traced = make_fx(estimated(estimate, True, "stride"), tracing_mode="fake")(*normal_inputs("stride"))
+    met = Counter(str(node.target) for node in traced.graph.nodes)
+    names = ("convolution", "convolution_input", "convolution_weight")
+    assert [met[f"fedbayes.{name}.default"] for name in names] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_batch_norm_after_a_stacked_convolution_is_plain_operations() -> None:
+    # PyTorch's own copies its input with channels last on a GPU, which vmap can't take.
     handlers = {F.conv2d: convolution.conv2d, F.batch_norm: interception.batch_norm()}
 
     def loss(w: Tensor, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -107,8 +143,7 @@ def test_batch_norm_after_a_stacked_convolution_is_plain_operations(monkeypatch:
             return F.batch_norm(F.conv2d(x, w), mean, variance, training=True).sin().sum()
 
     given = torch.randn(3, 4, 3, 3, 3), torch.randn(3, 2, 3, 8, 8), torch.zeros(3, 4), torch.ones(3, 4)
-    with convolution.compiled():
-        traced = make_fx(vmap(grad(loss)), tracing_mode="fake")(*given)
+    traced = make_fx(vmap(grad(loss)), tracing_mode="fake")(*given)
     met = [str(node.target) for node in traced.graph.nodes]
     assert "fedbayes.convolution.default" in met
     assert not [name for name in met if "batch_norm" in name]
@@ -130,7 +165,7 @@ def test_compiled_steps_by_the_kernels_are_the_eager_ones(
         batch = x[rows], y[rows], None, work.noise(0, 1)[0], torch.tensor(0, device=x.device), work.info
         theirs = plain(tree_map(torch.clone, state), *batch)
         with convolution.compiled():
-            met[convolution.own_kernels()] += 1
+            met[convolution.own_kernels_for(x[:1]) is not None] += 1
             ours = Compiled(plain)(tree_map(torch.clone, state), *batch)
         for a, b, old in zip(*map(tree_leaves, (ours.vectors, theirs.vectors, state.vectors)), strict=True):
             gaps.append((float((a - b).norm()), float((b - old).norm())))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedbayes.model import stacked_convolution
-from fedbayes.model.tracing import alone
+from fedbayes.model.tracing import alone, takes_own_functions
+from fedbayes.noise import Tape
+
+Normal = tuple[Tensor, Tensor]  # mean, and scale or, for `local`, variance
 
 FEW = 4  # input channels that PyTorch's own channels-last kernels of a CPU are slow for; oneDNN's are not
 PATCHES = 2**22  # numbers in the patches of a batch that are worth their memory
@@ -34,25 +37,27 @@ def replaced(x: Tensor) -> dict[Any, Any]:
     return {F.conv2d: conv2d} if x.is_cuda or not torch.backends.mkldnn.enabled else {}
 
 
-def own_kernels() -> bool:
-    """Whether two-dimensional convolutions on a GPU are kernels of our own just now."""
-    return _STACKED and stacked_convolution.available()
-
-
 def side_by_side(x: Tensor) -> bool:
     """Whether this is of clients side by side on a GPU, within compiled steps."""
     return _STACKED and x.is_cuda
+
+
+def unfused(x: Tensor) -> bool:
+    """Whether it is on a GPU and nothing fuses plain operations: each would be a pass over memory."""
+    return x.is_cuda and not side_by_side(x) and takes_own_functions()
 
 
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """F.conv2d.
 
     Of clients side by side on a GPU it is kernels of our own (`stacked_convolution.py`), in float32 without TF32 one
-    convolution of many groups. On a CPU without oneDNN the first in
-    training is a product of patches, but where it is compiled, as that makes it slower.
+    convolution of many groups; where steps are not compiled, filters of 1 x 1, as adapters have, are products. On a CPU
+    without oneDNN the first in training is a product of patches, but where it is compiled, as that makes it slower.
     """
     if side_by_side(input):
         return _stacked(input, weight, bias, *args, **kwargs)
+    if not args and not kwargs and weight.shape[2:] == (1, 1) and unfused(input) and not alone():
+        return _mixed(input, weight, bias)
     few = weight.shape[1] <= FEW and input.dim() == 4 and input.device.type == "cpu"
     slow = few and not torch.backends.mkldnn.enabled
     if slow and alone() and input.is_contiguous(memory_format=torch.channels_last):
@@ -61,6 +66,13 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
         out = F.conv2d(input.contiguous(), weight, bias, *args, **kwargs)
         return out.contiguous(memory_format=torch.channels_last)
     return F.conv2d(input, weight, bias, *args, **kwargs)
+
+
+def _mixed(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution with filters of 1 x 1 as products of channels: nothing is moved between layouts, as for groups."""
+    filters = weight.flatten(1).expand(input.shape[0], -1, -1)
+    out = torch.bmm(filters, input.flatten(2)).unflatten(2, input.shape[2:])
+    return out if bias is None else out + bias[:, None, None]
 
 
 def _product(
@@ -95,19 +107,56 @@ def _stacked(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
     """That of one of many clients within compiled steps."""
-    usual = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and input.dim() == 4
-    if not usual or input.dtype == torch.float64 or not own_kernels():
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    if torch.is_autocast_enabled("cuda"):
-        input, weight = input.to(torch.bfloat16), weight.to(torch.bfloat16)
-    out = stacked_convolution.convolution(input, weight, _pair(stride), _pair(padding))
+    kernels = own_kernels_for(input, *args, **kwargs)
+    if kernels is None:
+        return F.conv2d(input, weight, bias, *args, **kwargs)
+    out = kernels.one(input, weight)
     return out if bias is None else out + bias.to(out.dtype)[:, None, None]
+
+
+class Kernels(NamedTuple):
+    """Convolutions of one of many clients by kernels of our own, one or two at once; under autocast in bfloat16."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+    def one(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The convolution of x."""
+        return stacked_convolution.convolution(_cast(x), weight, *self)
+
+    def local(self, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape) -> Tensor:
+        """Normal outputs: their means are those of x by means, variances those of x^2 by variances; bias [O, 1, 1]."""
+        x, high, wide = _cast(x), *self._image(x, weight[0])
+        noise = tape(weight[0], (len(x), len(weight[0]), high, wide))
+        biases = None if bias is None else torch.stack(bias).flatten(1)  # [2, O]
+        return stacked_convolution.local(x, torch.stack(weight), biases, noise, *self)
+
+    def flipped(self, x: Tensor, weight: Tensor, second: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """That of x by `weight`, plus `after` times that of `before` x by `second`; signs are [N, channels, 1, 1]."""
+        x = _cast(x)
+        first, last = (t.flatten(1).to(x.dtype) for t in (before, after))
+        return stacked_convolution.flipped(x, torch.stack([weight, second]), first, last, *self)
+
+    def _image(self, x: Tensor, weight: Tensor) -> list[int]:
+        """The size of an output."""
+        sizes = zip(x.shape[-2:], weight.shape[-2:], self.stride, self.padding)
+        return [(n + 2 * pad - k) // step + 1 for n, k, step, pad in sizes]
+
+
+def own_kernels_for(x: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Kernels | None:
+    """The kernels of our own for a convolution of this input with these options, where there are any."""
+    usual = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and x.dim() == 4
+    fits = usual and side_by_side(x) and x.dtype != torch.float64 and stacked_convolution.available()
+    fits = fits and takes_own_functions()
+    return Kernels(_pair(stride), _pair(padding)) if fits else None
+
+
+def _cast(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16) if torch.is_autocast_enabled("cuda") else x
 
 
 def _pair(n: Any) -> tuple[int, int]:

@@ -2,53 +2,104 @@
 
 Convolutions as products of matrices whose patches are never stored: a program gathers the part of them that its tile
 needs. Of G networks: `x` is [G, N, H, W, C], `w` is [G, O, R, S, C], outputs `d` are [G, N, HO, WO, O]; K = R S C.
+
+A second convolution of the same inputs may go with the first (PAIR), filters being [G, 2, ...]: of their squares, which
+are variances of normal outputs about the first's (LOCAL); or of inputs with signs `p` [G, N, C], whose outputs take
+signs `q` [G, N, O] and are added to the first's (FLIPPED). WITHIN: a tile lies within one image, and has its signs.
 """
 # mypy: disable-error-code="no-untyped-def"
 
 import triton
 import triton.language as tl
 
+ONE = tl.constexpr(0)
+LOCAL = tl.constexpr(1)
+FLIPPED = tl.constexpr(2)
+
 
 @triton.jit
-def forward(x, w, out, M, H, W, HO, WO, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-            DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+def _signed(a, b, total, signs, only, image, channel, ok, WIDTH, WITHIN: tl.constexpr, PRECISION: tl.constexpr):
+    """total + (a, with its signs) b; `only` is the image where all of a lies within one."""
+    if WITHIN:
+        b = b * tl.load(signs + only * WIDTH + channel)[:, None].to(b.dtype)
+    else:
+        a = a * tl.load(signs + image[:, None] * WIDTH + channel[None, :], mask=ok, other=0.0).to(a.dtype)
+    return tl.dot(a, b, total, input_precision=PRECISION)
+
+
+@triton.jit
+def forward(x, w, bias, p, q, out, slope, M, H, W, HO, WO, STRIDE, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr,
+            S: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+            PAIR: tl.constexpr, WITHIN: tl.constexpr,
             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Outputs [positions, O]: patches [positions, K] times filters [K, O]."""
+    """Outputs [positions, O]: patches [positions, K] times filters [K, O]. `q` has STRIDE numbers from group to group.
+
+    LOCAL: `bias` is [G, 2, O] or nothing, `q` the normals [G, N, O, HO, WO], `slope` the outputs' in their variances.
+    """
     K: tl.constexpr = R * S * C
+    COPIES: tl.constexpr = 1 if PAIR == ONE else 2
     g = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     image, place = rows // (HO * WO), rows % (HO * WO)
     top, left = place // WO * DOWN - TOP, place % WO * RIGHT - LEFT
-    x += g * (M // (HO * WO)) * H * W * C
-    w += g * O * K
+    images, only = M // (HO * WO), tl.program_id(0) * BM // (HO * WO)
+    x += g * images * H * W * C
+    w += g * COPIES * O * K
     total = tl.zeros((BM, BN), tl.float32)
+    second = tl.zeros((BM, BN), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
         i = top[:, None] + (k // (S * C))[None, :]
         j = left[:, None] + (k // C % S)[None, :]
         ok = (rows < M)[:, None] & (k < K)[None, :] & (i >= 0) & (i < H) & (j >= 0) & (j < W)
         a = tl.load(x + ((image[:, None] * H + i) * W + j) * C + (k % C)[None, :], mask=ok, other=0.0)
-        b = tl.load(w + cols[None, :] * K + k[:, None], mask=(cols < O)[None, :] & (k < K)[:, None], other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+        at, held = cols[None, :] * K + k[:, None], (cols < O)[None, :] & (k < K)[:, None]
+        total = tl.dot(a, tl.load(w + at, mask=held, other=0.0), total, input_precision=PRECISION)
+        if PAIR != ONE:
+            b = tl.load(w + O * K + at, mask=held, other=0.0)
+        if PAIR == LOCAL:
+            second = tl.dot(a * a, b, second, input_precision=PRECISION)
+        if PAIR == FLIPPED:
+            second = _signed(a, b, second, p + g * images * C, only, image, k % C, ok, C, WITHIN, PRECISION)
     ok = (rows < M)[:, None] & (cols < O)[None, :]
-    tl.store(out + g * M * O + rows[:, None] * O + cols[None, :], total, mask=ok)
+    at = g * M * O + rows[:, None] * O + cols[None, :]
+    if PAIR == LOCAL:
+        if bias is not None:
+            total += tl.load(bias + g * 2 * O + cols, mask=cols < O, other=0.0)[None, :]
+            second += tl.load(bias + g * 2 * O + O + cols, mask=cols < O, other=0.0)[None, :]
+        normal = (image[:, None] * O + cols[None, :]) * (HO * WO) + place[:, None]
+        drawn = tl.load(q + g * STRIDE + normal, mask=ok, other=0.0)
+        root = tl.sqrt(second + 1e-16)
+        total += root * drawn
+        tl.store(slope + at, drawn / (2.0 * root), mask=ok)
+    if PAIR == FLIPPED:
+        sign = tl.load(q + g * STRIDE + image[:, None] * O + cols[None, :], mask=ok, other=0.0)
+        total += sign.to(tl.float32) * second
+    tl.store(out + at, total, mask=ok)
 
 
 @triton.jit
-def to_input(d, w, out, M, H, W, HO, WO, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-             DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+def to_input(d, x, w, p, q, out, M, H, W, HO, WO, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr,
+             S: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+             PAIR: tl.constexpr, WITHIN: tl.constexpr,
              BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Gradients [pixels, C] of the inputs: of the outputs that saw a pixel, times the weights they saw it with."""
+    """Gradients [pixels, C] of the inputs: of the outputs that saw a pixel, times the weights they saw it with.
+
+    LOCAL: `q` are the slopes of outputs in their variances.
+    """
     K: tl.constexpr = R * S * O
+    COPIES: tl.constexpr = 1 if PAIR == ONE else 2
     g = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     image, place = rows // (H * W), rows % (H * W)
     top, left = place // W + TOP, place % W + LEFT
-    d += g * (M // (H * W)) * HO * WO * O
-    w += g * R * S * O * C
+    images, only = M // (H * W), tl.program_id(0) * BM // (H * W)
+    d += g * images * HO * WO * O
+    w += g * COPIES * K * C
     total = tl.zeros((BM, BN), tl.float32)
+    second = tl.zeros((BM, BN), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
         o, r, s = k % O, k // (S * O), k // O % S
@@ -61,28 +112,49 @@ def to_input(d, w, out, M, H, W, HO, WO, C: tl.constexpr, O: tl.constexpr, R: tl
             ok = ok & (j % RIGHT == 0)
             j = j // RIGHT
         ok = ok & (i < HO) & (j < WO)
-        a = tl.load(d + ((image[:, None] * HO + i) * WO + j) * O + o[None, :], mask=ok, other=0.0)
-        at = ((o * R + r) * S + s) * C
-        b = tl.load(w + at[:, None] + cols[None, :], mask=(cols < C)[None, :] & (k < K)[:, None], other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+        seen = ((image[:, None] * HO + i) * WO + j) * O + o[None, :]
+        a = tl.load(d + seen, mask=ok, other=0.0)
+        at = (((o * R + r) * S + s) * C)[:, None] + cols[None, :]
+        held = (cols < C)[None, :] & (k < K)[:, None]
+        total = tl.dot(a, tl.load(w + at, mask=held, other=0.0), total, input_precision=PRECISION)
+        if PAIR != ONE:
+            b = tl.load(w + K * C + at, mask=held, other=0.0)
+        if PAIR == LOCAL:
+            a *= tl.load(q + g * images * HO * WO * O + seen, mask=ok, other=0.0)
+            second = tl.dot(a, b, second, input_precision=PRECISION)
+        if PAIR == FLIPPED:
+            second = _signed(a, b, second, q + g * images * O, only, image, o, ok, O, WITHIN, PRECISION)
     ok = (rows < M)[:, None] & (cols < C)[None, :]
-    tl.store(out + g * M * C + rows[:, None] * C + cols[None, :], total, mask=ok)
+    at = g * M * C + rows[:, None] * C + cols[None, :]
+    if PAIR == LOCAL:
+        total += 2.0 * tl.load(x + at, mask=ok, other=0.0).to(tl.float32) * second
+    if PAIR == FLIPPED:
+        sign = tl.load(p + g * images * C + image[:, None] * C + cols[None, :], mask=ok, other=0.0)
+        total += sign.to(tl.float32) * second
+    tl.store(out + at, total, mask=ok)
 
 
 @triton.jit
-def to_weight(d, x, out, G, M, H, W, HO, WO, SHARE, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-              DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+def to_weight(d, x, p, q, out, G, M, H, W, HO, WO, SHARE, SHARES, C: tl.constexpr, O: tl.constexpr,
+              R: tl.constexpr, S: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr,
+              LEFT: tl.constexpr, PAIR: tl.constexpr, WITHIN: tl.constexpr,
               BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Gradients [O, K] of the filters, by shares of SHARE positions: outputs' [positions, O] times patches."""
+    """Gradients [O, K] of the filters, by shares of SHARE positions: outputs' [positions, O] times patches.
+
+    `out` is [G, SHARES, O K], of a pair [G, SHARES, 2, O K]; LOCAL: and after it O gradients of the bias, as of weights
+    of an input that is always 1; `q` are the slopes of outputs in their variances.
+    """
     K: tl.constexpr = R * S * C
     g = (tl.program_id(2) % G).to(tl.int64)
     share = tl.program_id(2) // G
     outs = tl.program_id(0) * BM + tl.arange(0, BM)
     k = tl.program_id(1) * BN + tl.arange(0, BN)
     r, s, c = k // (S * C), k // C % S, k % C
+    images = M // (HO * WO)
     d += g * M * O
-    x += g * (M // (HO * WO)) * H * W * C
+    x += g * images * H * W * C
     total = tl.zeros((BM, BN), tl.float32)
+    second = tl.zeros((BM, BN), tl.float32)
     for first in range(share * SHARE, tl.minimum((share + 1) * SHARE, M), BK):
         rows = first + tl.arange(0, BK)
         live = (rows < M) & (rows < (share + 1) * SHARE)
@@ -91,7 +163,35 @@ def to_weight(d, x, out, G, M, H, W, HO, WO, SHARE, C: tl.constexpr, O: tl.const
         j = (place % WO * RIGHT - LEFT)[:, None] + s[None, :]
         ok = live[:, None] & (k < K)[None, :] & (i >= 0) & (i < H) & (j >= 0) & (j < W)
         b = tl.load(x + ((image[:, None] * H + i) * W + j) * C + c[None, :], mask=ok, other=0.0)
-        a = tl.load(d + rows[:, None] * O + outs[None, :], mask=live[:, None] & (outs < O)[None, :], other=0.0)
-        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-    ok = (outs < O)[:, None] & (k < K)[None, :]
-    tl.store(out + (share * G + g) * O * K + outs[:, None] * K + k[None, :], total, mask=ok)
+        at, held = rows[:, None] * O + outs[None, :], live[:, None] & (outs < O)[None, :]
+        a = tl.load(d + at, mask=held, other=0.0)
+        if PAIR == LOCAL:
+            b = tl.where((k == K)[None, :], 1.0, b).to(a.dtype)
+        if PAIR == FLIPPED:
+            if WITHIN:  # signs of an image stand before the product of its positions
+                product = tl.dot(tl.trans(a), b, input_precision=PRECISION)
+                one = first // (HO * WO) + g * images
+                left = tl.load(q + one * O + outs, mask=outs < O, other=0.0).to(tl.float32)
+                right = tl.load(p + one * C + c).to(tl.float32)
+                total += product
+                second += left[:, None] * product * right[None, :]
+            else:
+                total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+                left = tl.load(q + (g * images + image)[:, None] * O + outs[None, :], mask=held, other=0.0)
+                right = tl.load(p + (g * images + image)[:, None] * C + c[None, :], mask=ok, other=0.0)
+                a, b = a * left.to(a.dtype), b * right.to(b.dtype)
+                second = tl.dot(tl.trans(a), b, second, input_precision=PRECISION)
+        else:
+            total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+        if PAIR == LOCAL:
+            a *= tl.load(q + g * M * O + at, mask=held, other=0.0)
+            second = tl.dot(tl.trans(a), b * b, second, input_precision=PRECISION)
+    LENGTH: tl.constexpr = O * K + (O if PAIR == LOCAL else 0)
+    ok = (outs < O)[:, None] & (k < K + (1 if PAIR == LOCAL else 0))[None, :]
+    at = outs[:, None] * K + k[None, :]
+    if PAIR == LOCAL:
+        at = tl.where((k == K)[None, :], O * K + outs[:, None], at)
+    out += (g * SHARES + share) * (1 if PAIR == ONE else 2) * LENGTH
+    tl.store(out + at, total, mask=ok)
+    if PAIR != ONE:
+        tl.store(out + LENGTH + at, second, mask=ok)

@@ -6,7 +6,7 @@ Every other weight (embedding, norm, attention projection, tied or reused) is sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from fedbayes.model.convolution import conv2d, own_kernels
+from fedbayes.model.convolution import Kernels, Normal, conv2d, own_kernels_for
 from fedbayes.model.interception import Handler
 from fedbayes.model.likelihood import Weights
 from fedbayes.model.model import Model
@@ -26,16 +26,25 @@ from fedbayes.noise import Tape
 LINEAR_MAPS: dict[Any, int] = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 
 Map = Callable[[Tensor, Tensor], Tensor]  # input, weight -> output without bias
-Normal = tuple[Tensor, Tensor]  # mean, and scale or, for `local`, variance
-Estimate = Callable[[Map, Tensor, Normal, Normal | None, Tape, int], Tensor]
+Estimate = Callable[[Map, Tensor, Normal, Normal | None, Tape, int, Kernels | None], Tensor]
 
 
-def local(apply: Map, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape, spatial: int) -> Tensor:
+def local(
+    apply: Map,
+    x: Tensor,
+    weight: Normal,
+    bias: Normal | None,
+    tape: Tape,
+    spatial: int,
+    kernels: Kernels | None = None,
+) -> Tensor:
     """Kingma et al. (2015): the output's own normal, mean x*m + b and variance x^2 * s^2 + s_b^2.
 
     For a convolution this drops the correlation of the noise between positions.
     """
-    if x.is_cuda and (not spatial or (spatial == 2 and own_kernels())):
+    if kernels is not None:
+        return kernels.local(x, weight, bias, tape)
+    if x.is_cuda and not spatial:
         # Small products are bound by their launches: both at once.
         inputs, weights = torch.stack([x, x * x]), torch.stack(weight)
         mean, variance = vmap(apply)(inputs, weights).unbind(0)
@@ -47,18 +56,30 @@ def local(apply: Map, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape
     return mean + (variance + 1e-16).sqrt() * tape(mean)
 
 
-def flipout(apply: Map, x: Tensor, weight: Normal, bias: Normal | None, tape: Tape, spatial: int) -> Tensor:
+def flipout(
+    apply: Map,
+    x: Tensor,
+    weight: Normal,
+    bias: Normal | None,
+    tape: Tape,
+    spatial: int,
+    kernels: Kernels | None = None,
+) -> Tensor:
     """Wen et al. (2018): one perturbation per batch, its sign flipped per example by random signs on both sides."""
-    out = apply(x, weight[0])
-    shift = apply(x * _signs(x, tape, spatial), weight[1] * tape(weight[1]))
-    out = out + _signs(out, tape, spatial) * shift
+    before, shift = _signs(x, x.shape, tape, spatial), weight[1] * tape(weight[1])
+    if kernels is not None:
+        after = _signs(x, (len(x), len(shift), 1, 1), tape, spatial)
+        out = kernels.flipped(x, weight[0], shift, before, after)
+    else:
+        out = apply(x, weight[0])
+        out = out + _signs(out, out.shape, tape, spatial) * apply(x * before, shift)
     return out if bias is None else out + bias[0] + bias[1] * tape(bias[1])
 
 
-def _signs(t: Tensor, tape: Tape, spatial: int) -> Tensor:
+def _signs(like: Tensor, shape: Sequence[int], tape: Tape, spatial: int) -> Tensor:
     """Random signs per example and channel, the same over positions."""
-    shape = [n if i < t.dim() - spatial else 1 for i, n in enumerate(t.shape)]
-    return torch.where(tape(t, shape) < 0, -1.0, 1.0).to(t.dtype)
+    several = [n if i < len(shape) - spatial else 1 for i, n in enumerate(shape)]
+    return torch.where(tape(like, several) < 0, -1.0, 1.0).to(like.dtype)
 
 
 ESTIMATORS: dict[str, Estimate | None] = {"weight": None, "local": local, "flipout": flipout}
@@ -193,7 +214,8 @@ def _linear(func: Any, spatial: int, ours: list[Normal], estimate: Estimate, tap
         column = [-1] + [1] * spatial
         pair = find(bias)
         normal = None if pair is None else (pair[0].reshape(column), pair[1].reshape(column))
-        out = estimate(lambda x, w: plain(x, w, None, *args, **kwargs), input, row, normal, tape, spatial)
+        kernels = own_kernels_for(input, *args, **kwargs) if spatial == 2 else None
+        out = estimate(lambda x, w: plain(x, w, None, *args, **kwargs), input, row, normal, tape, spatial, kernels)
         return out if bias is None or pair is not None else out + bias.reshape(column)
 
     return call

@@ -14,6 +14,9 @@ from torch import Tensor
 
 BUSY = 512  # programs that keep a large GPU busy
 TILE = 64  # channels of a tile at most
+ONE, LOCAL, FLIPPED = 0, 1, 2  # what goes with a convolution: see convolution_kernels.py
+
+Pair = tuple[int, int]
 
 
 def available() -> bool:
@@ -27,128 +30,175 @@ def available() -> bool:
     return True
 
 
-def convolution(x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+def convolution(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
     """F.conv2d(x, weight, None, stride, padding) of [N, C, H, W] and [O, C, R, S], made for vmap; channels lie last."""
-    last = (0, 2, 3, 1)
-    rows, filters = x.permute(last).contiguous(), weight.permute(last).contiguous()
-    return _Convolution.apply(rows, filters, *stride, *padding).permute(0, 3, 1, 2)
+    return _apply(x, weight, None, None, None, stride, padding)
+
+
+def local(x: Tensor, weights: Tensor, bias: Tensor | None, noise: Tensor, stride: Pair, padding: Pair) -> Tensor:
+    """mean + sqrt(variance) noise: means of x by weights[0], variances of x^2 by weights[1], plus a bias' [2, O].
+
+    The noise is [N, O, HO, WO].
+    """
+    return _apply(x, weights, bias, None, noise, stride, padding)
+
+
+def flipped(x: Tensor, weights: Tensor, before: Tensor, after: Tensor, stride: Pair, padding: Pair) -> Tensor:
+    """That of x by weights[0], plus that of x times signs [N, C] by weights[1], which has signs [N, O] itself."""
+    return _apply(x, weights, None, before, after, stride, padding)
+
+
+def _apply(x: Tensor, w: Tensor, bias: Any, p: Any, q: Any, stride: Pair, padding: Pair) -> Tensor:
+    rows, filters = x.permute(0, 2, 3, 1).contiguous(), w.movedim(-3, -1).to(x.dtype).contiguous()
+    out: Tensor = _Convolution.apply(rows, filters, bias, p, q, *stride, *padding)[0]
+    return out.permute(0, 3, 1, 2)
 
 
 class _Convolution(torch.autograd.Function):
-    """Of [N, H, W, C] and [O, R, S, C]: [N, HO, WO, O]."""
+    """Of [N, H, W, C] and [O, R, S, C], or [2, O, R, S, C]: [N, HO, WO, O], and its slopes in the variance if local."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, down: int, right: int, top: int, left: int) -> Tensor:
-        return _forward(x, w, down, right, top, left)
+    def forward(x: Tensor, w: Tensor, bias: Any, p: Any, q: Any, *how: int) -> tuple[Tensor, Tensor]:
+        out, slope = _forward(x, w, bias, p, q, *how)
+        return out, slope
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.how = inputs[2:]
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, w, bias, p, q, *ctx.how = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.biased = bias is not None
+        ctx.save_for_backward(x, w, p, output[1] if _kind(x, w, p) == LOCAL else q)
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        (height, width), (rows, columns) = x.shape[-3:-1], w.shape[-3:-1]
+    def backward(ctx: Any, d: Tensor, _: Tensor) -> Any:
+        x, w, p, q = ctx.saved_tensors
         d = d.contiguous()
-        return (
-            _to_input(d, w, height, width, *ctx.how),
-            _to_weight(d, x, rows, columns, *ctx.how),
-            None,
-            None,
-            None,
-            None,
-        )
+        shares = _to_weight(d, x, p, q, *w.shape[-3:-1], *ctx.how).sum(0)
+        size = w.shape[-4:].numel()
+        weight = shares[..., :size].reshape(w.shape).to(w.dtype)
+        bias = shares[..., size:] if ctx.biased else None
+        return _to_input(d, x, w, p, q, *ctx.how), weight, bias, *[None] * 6
 
 
-def _run_forward(x, w, down, right, top, left):  # type: ignore[no-untyped-def]
+def _kind(x: Tensor, w: Tensor, p: Tensor | None) -> int:
+    """What goes with the convolution: nothing where there is one filter, else by signs."""
+    return ONE if w.dim() == x.dim() else LOCAL if p is None else FLIPPED
+
+
+def _run_forward(x, w, bias, p, q, *how):  # type: ignore[no-untyped-def]
     from fedbayes.model import convolution_kernels as kernels
 
-    x, w = x.contiguous(), w.contiguous()
-    out = _like_forward(x, w, down, right, top, left)
+    x, w, bias, p = _contiguous(x, w, bias, p)
+    out, slope = _like_forward(x, w, bias, p, q, *how)
     *stack, images, height, width, channels = x.shape
     high, wide, outs = out.shape[-3:]
-    positions, groups = images * high * wide, math.prod(stack)
-    tiles = _tiles(positions * groups, outs, channels)
+    positions, groups, kind = images * high * wide, math.prod(stack), _kind(x, w, p)
+    q = None if q is None else q.reshape(groups, -1)  # of normals a part of a tape, which is not copied
+    tiles = _tiles(positions, groups, outs, channels, x.dtype)
     kernels.forward[(-(-positions // tiles[0]), -(-outs // tiles[1]), groups)](
-        x, w, out, positions, height, width, high, wide, channels, outs, *w.shape[-3:-1], down, right, top, left,
-        *tiles, "tf32", num_warps=4, num_stages=3,
+        x, w, bias, p, q, out, slope, positions, height, width, high, wide, 0 if q is None else q.stride(0),
+        channels, outs, *w.shape[-3:-1], *how, kind, high * wide % tiles[0] == 0, *tiles, "tf32",
+        num_warps=4, num_stages=3,
     )  # fmt: skip
-    return out
+    return out, slope
 
 
-def _run_to_input(d, w, height, width, down, right, top, left):  # type: ignore[no-untyped-def]
+def _run_to_input(d, x, w, p, q, *how):  # type: ignore[no-untyped-def]
     from fedbayes.model import convolution_kernels as kernels
 
-    d, w = d.contiguous(), w.contiguous()
-    out = _like_to_input(d, w, height, width, down, right, top, left)
-    *stack, images, high, wide, outs = d.shape
-    rows, columns, channels = w.shape[-3:]
+    d, x, w, p, q = _contiguous(d, x, w, p, q)
+    out = _like_to_input(d, x, w, p, q, *how)
+    *stack, images, height, width, channels = x.shape
+    high, wide, outs = d.shape[-3:]
     pixels, groups = images * height * width, math.prod(stack)
-    tiles = _tiles(pixels * groups, channels, outs)
+    tiles, warps, stages = _tiles(pixels, groups, channels, outs, x.dtype), 4, 3
+    if x.dtype == torch.float32:
+        tiles, warps, stages = (min(32, tiles[0]), *tiles[1:]), 2, 2
     kernels.to_input[(-(-pixels // tiles[0]), -(-channels // tiles[1]), groups)](
-        d, w, out, pixels, height, width, high, wide, channels, outs, rows, columns, down, right, top, left,
-        *tiles, "tf32", num_warps=4, num_stages=3,
+        d, x, w, p, q, out, pixels, height, width, high, wide, channels, outs, *w.shape[-3:-1], *how,
+        _kind(x, w, p), height * width % tiles[0] == 0, *tiles, "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
 
-def _run_to_weight(d, x, rows, columns, down, right, top, left):  # type: ignore[no-untyped-def]
+def _run_to_weight(d, x, p, q, rows, columns, *how):  # type: ignore[no-untyped-def]
     from fedbayes.model import convolution_kernels as kernels
 
-    d, x = d.contiguous(), x.contiguous()
-    *stack, images, high, wide, outs = d.shape
-    height, width, channels = x.shape[-3:]
-    positions, groups, depth = images * high * wide, math.prod(stack), rows * columns * channels
-    coarse = d.dtype == torch.bfloat16
-    tile_m, tile_n, tile_k = _power(outs), _power(depth), 128 if coarse else 32
-    grid = (-(-outs // tile_m), -(-depth // tile_n))
-    # Few filters, many positions: these are shared, and the shares added in one order.
-    shares = max(1, min(BUSY // (grid[0] * grid[1] * groups), positions // (4 * tile_k)))
-    share = tile_k * math.ceil(positions / shares / tile_k)
-    shares = math.ceil(positions / share)
-    parts = d.new_empty((shares, *stack, outs, rows, columns, channels), dtype=torch.float32)
+    d, x, p, q = _contiguous(d, x, p, q)
+    out = _like_to_weight(d, x, p, q, rows, columns, *how)
+    images, height, width, channels = x.shape[-4:]
+    high, wide, outs = d.shape[-3:]
+    positions, groups = images * high * wide, math.prod(x.shape[:-4])
+    grid, tiles, share = _shares(d, x, rows, columns)
+    shares = -(-positions // share)
     kernels.to_weight[(*grid, groups * shares)](
-        d, x, parts, groups, positions, height, width, high, wide, share, channels, outs, rows, columns,
-        down, right, top, left, tile_m, tile_n, tile_k, "tf32",
-        num_warps=2 if coarse and outs < TILE else 4, num_stages=2,
+        d, x, p, q, out, groups, positions, height, width, high, wide, share, shares, channels, outs, rows, columns,
+        *how, _kind_of_gradient(p, q), high * wide % tiles[2] == 0, *tiles, "tf32",
+        num_warps=4, num_stages=3 if tiles[2] < 128 else 2,
     )  # fmt: skip
-    return (parts[0] if shares == 1 else parts.sum(0)).to(d.dtype)
+    return out
 
 
-def _like_forward(x, w, down, right, top, left):  # type: ignore[no-untyped-def]
+def _kind_of_gradient(p: Tensor | None, q: Tensor | None) -> int:
+    return ONE if q is None else LOCAL if p is None else FLIPPED
+
+
+def _shares(d: Tensor, x: Tensor, rows: int, columns: int) -> tuple[Pair, tuple[int, int, int], int]:
+    """The tiles of the filters' gradient, their sizes, and how many positions a program adds up.
+
+    Of few filters and many positions these are shared; the shares are added in one order.
+    """
+    outs, depth, positions = d.shape[-1], rows * columns * x.shape[-1] + 1, math.prod(d.shape[-3:-1]) * x.shape[-4]
+    fine = 64 if outs >= TILE else 128
+    tiles = _power(outs), _power(depth), fine if d.dtype == torch.bfloat16 else 16
+    grid = -(-outs // tiles[0]), -(-depth // tiles[1])
+    shares = max(1, min(BUSY // (grid[0] * grid[1] * math.prod(x.shape[:-4])), positions // max(128, 4 * tiles[2])))
+    return grid, tiles, tiles[2] * math.ceil(positions / shares / tiles[2])
+
+
+def _like_forward(x, w, bias, p, q, down, right, top, left):  # type: ignore[no-untyped-def]
     high = (x.shape[-3] + 2 * top - w.shape[-3]) // down + 1
     wide = (x.shape[-2] + 2 * left - w.shape[-2]) // right + 1
-    return x.new_empty((*x.shape[:-3], high, wide, w.shape[-4]))
+    shape = (*x.shape[:-3], high, wide, w.shape[-4])
+    return x.new_empty(shape), x.new_empty(shape if _kind(x, w, p) == LOCAL else (*x.shape[:-4], 0))
 
 
-def _like_to_input(d, w, height, width, down, right, top, left):  # type: ignore[no-untyped-def]
-    return d.new_empty((*d.shape[:-3], height, width, w.shape[-1]))
+def _like_to_input(d, x, w, p, q, *how):  # type: ignore[no-untyped-def]
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _like_to_weight(d, x, rows, columns, down, right, top, left):  # type: ignore[no-untyped-def]
-    return d.new_empty((*d.shape[:-4], d.shape[-1], rows, columns, x.shape[-1]))
+def _like_to_weight(d, x, p, q, rows, columns, *how):  # type: ignore[no-untyped-def]
+    kind, outs, depth = _kind_of_gradient(p, q), d.shape[-1], rows * columns * x.shape[-1]
+    shares = -(-x.shape[-4] * d.shape[-3] * d.shape[-2] // _shares(d, x, rows, columns)[2])
+    copies, length = () if kind == ONE else (2,), outs * depth + (outs if kind == LOCAL else 0)
+    return d.new_empty((*x.shape[:-4], shares, *copies, length), dtype=torch.float32)
+
+
+def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if t is None else t.contiguous() for t in tensors]
 
 
 def _stacked(op: Any) -> Any:
-    """Under vmap the networks are a leading axis more of both tensors."""
+    """Under vmap the networks are a leading axis more of all tensors."""
 
-    def rule(info: Any, axes: Any, *arguments: Any) -> tuple[Tensor, int]:
-        pair = [
-            t.unsqueeze(0).expand(info.batch_size, *t.shape) if axis is None else t.movedim(axis, 0)
-            for t, axis in zip(arguments[:2], axes)
-        ]
-        return op(*(t.contiguous() for t in pair), *arguments[2:]), 0
+    def leading(size: int, t: Any, axis: int | None) -> Any:
+        if not isinstance(t, Tensor) or axis == 0:  # a view of its own would be a copy for the compiler
+            return t
+        return (t.expand(size, *t.shape) if axis is None else t.movedim(axis, 0)).contiguous()
+
+    def rule(info: Any, axes: Any, *arguments: Any) -> Any:
+        found = op(*(leading(info.batch_size, t, axis) for t, axis in zip(arguments, axes, strict=True)))
+        return found, 0 if isinstance(found, Tensor) else (0,) * len(found)
 
     return rule
 
 
-def _operator(name: str, arguments: str, run: Any, like: Any) -> Any:
+def _operator(name: str, tensors: str, run: Any, like: Any, gives: str = "Tensor") -> Any:
     """An operation that traces, compilers and vmap know; it has no gradient of its own."""
     name = f"fedbayes::{name}"
-    torch.library.define(name, f"({arguments}, int down, int right, int top, int left) -> Tensor")
+    torch.library.define(name, f"({tensors}, int down, int right, int top, int left) -> {gives}")
     torch.library.impl(name, ("cpu", "cuda"), run)
     torch.library.register_fake(name, like)
     op = getattr(torch.ops.fedbayes, name.removeprefix("fedbayes::")).default
@@ -156,10 +206,21 @@ def _operator(name: str, arguments: str, run: Any, like: Any) -> Any:
     return op
 
 
-_forward = _operator("convolution", "Tensor x, Tensor w", _run_forward, _like_forward)
-_to_input = _operator("convolution_input", "Tensor d, Tensor w, int height, int width", _run_to_input, _like_to_input)
+_forward = _operator(
+    "convolution",
+    "Tensor x, Tensor w, Tensor? bias, Tensor? p, Tensor? q",
+    _run_forward,
+    _like_forward,
+    "(Tensor, Tensor)",
+)
+_to_input = _operator(
+    "convolution_input", "Tensor d, Tensor x, Tensor w, Tensor? p, Tensor? q", _run_to_input, _like_to_input
+)
 _to_weight = _operator(
-    "convolution_weight", "Tensor d, Tensor x, int rows, int columns", _run_to_weight, _like_to_weight
+    "convolution_weight",
+    "Tensor d, Tensor x, Tensor? p, Tensor? q, int rows, int columns",
+    _run_to_weight,
+    _like_to_weight,
 )
 
 
@@ -168,8 +229,9 @@ def _power(n: int) -> int:
     return min(TILE, max(16, 1 << (n - 1).bit_length()))
 
 
-def _tiles(positions: int, outs: int, channels: int) -> tuple[int, int, int]:
+def _tiles(positions: int, groups: int, outs: int, channels: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Of positions, of channels that come out, and of numbers summed at once, as they were fastest on an H200."""
     columns = _power(outs)
-    rows = 128 if columns < TILE and positions >= 128 * BUSY else 64
-    return rows, columns, max(16, min(TILE, channels)) if channels % 16 == 0 else 32
+    rows = 128 if columns < TILE and positions * groups >= 128 * BUSY else 64 if positions > 16 else 16
+    most = TILE if dtype == torch.bfloat16 else 32
+    return rows, columns, max(16, min(most, channels)) if channels % 16 == 0 else 32

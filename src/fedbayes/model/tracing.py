@@ -15,6 +15,12 @@ def alone() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
 
 
+def takes_own_functions() -> bool:
+    """Whether a function with a gradient of its own can be called: what is made functional to be traced has no rule."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return all(level.key() != torch._C._functorch.TransformType.Functionalize for level in levels)
+
+
 def asks_whether_traced(module: nn.Module) -> bool:
     """Whether layers look at the values of a mask to leave it out, but where they are being traced: transformers'."""
     return any(type(layer).__module__.partition(".")[0] == "transformers" for layer in module.modules())
