@@ -82,10 +82,7 @@ def _chain(task, k=0):
     state = program.client.start({}, info)
     for place, phase in enumerate(program.client.phases):
         plan = schedule(rows, phase, 0, 0, k, place)
-        for step in range(len(plan.rows)):
-            batch = loop._batch(
-                engine.store, phase, plan.rows[step], None if plan.live is None else plan.live[step], step
-            )
+        for step, batch in enumerate(loop._batches(engine.store, phase, plan)):
             count = engine._count(program.client, place, state, batch, info)
             state = phase.step(state, batch, Tape(normals(count, 0, 0, k, place, step, "noise")), info)
         yield state

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedbayes.model.order import PoolsFirst, pools_first
+from fedbayes.model.interception import Interception
+from fedbayes.model.order import DIRECT, Straight, straight
 
 
 def network(*between: nn.Module) -> nn.Sequential:
@@ -24,23 +25,62 @@ def slopes(net: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 def test_pools_are_called_before_relus_and_nothing_else_changes(inplace, monkeypatch):
     net, called = network(nn.ReLU(inplace)), []
     x = torch.randn(6, 2, 14, 14).round()  # with ties, and windows without a positive number
-    other = pools_first(copy.deepcopy(net))
-    assert [type(other), type(other[3])] == [PoolsFirst, PoolsFirst]
+    other = straight(copy.deepcopy(net))
+    assert [type(other), type(other[3])] == [Straight, Straight]
     for ours, plain in zip(slopes(other, x), slopes(net, x)):
         assert torch.equal(ours, plain)
     assert list(other.state_dict()) == list(net.state_dict())
     assert [type(layer) for layer in other[:3]] == [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
     for kind in (nn.ReLU, nn.MaxPool2d):
         monkeypatch.setattr(kind, "forward", lambda self, h, plain=kind.forward: called.append(self) or plain(self, h))
-    other(x)
+    with Interception({}):
+        other(x)
     assert called == [other[2], other[1], other[3][2], other[3][1]]
 
 
 def test_what_may_see_the_order_keeps_it():
     for between in ([nn.Tanh()], [nn.ReLU(), nn.Dropout2d()]):
-        assert type(pools_first(network(*between))[3]) is nn.Sequential
+        assert straight(network(*between))[3].order == list(range(len(between) + 2))
     hooked = network()
     hooked[1].register_forward_hook(lambda layer, inputs, output: None)
-    assert type(pools_first(hooked)) is nn.Sequential
+    assert straight(hooked).order == list(range(6))
     places = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))
-    assert type(pools_first(places)) is nn.Sequential
+    assert straight(places).order == [0, 1]
+    watched = network()
+    watched[0].register_full_backward_hook(lambda layer, inputs, outputs: None)
+    assert [type(straight(watched)), type(watched[3])] == [nn.Sequential, Straight]
+
+
+# Layers with settings of their own, on inputs [5, 4, 9, 8].
+LAYERS = [
+    nn.Conv2d(4, 6, (3, 2), stride=2, padding=1, dilation=(1, 2), groups=2),
+    nn.Conv2d(4, 3, 3, padding="same", bias=False),
+    nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"),
+    nn.MaxPool2d(3, (2, 1), 1, ceil_mode=True),
+    nn.MaxPool2d(2, dilation=2),
+    nn.Flatten(2, 3),
+    nn.Linear(8, 3, bias=False),
+    nn.Linear(8, 3),
+    nn.ReLU(),
+    nn.Tanh(),
+    nn.Sigmoid(),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_what_a_layer_calls_is_called_directly_unless_somebody_looks(layer):
+    assert {type(layer) for layer in LAYERS} == {*DIRECT}
+    net, x, called = nn.Sequential(layer), torch.randn(5, 4, 9, 8), []
+    other = straight(copy.deepcopy(net))
+    assert torch.equal(other(x), net(x))
+    forward = other[0].forward
+    other[0].forward = lambda h: called.append(h) or forward(h)
+    plain = getattr(layer, "padding_mode", "zeros") == "zeros"
+    for times, looks in enumerate([lambda: other(x), lambda: torch.func.vmap(other)(x[None])]):
+        looks()
+        assert len(called) == times + (not plain)
+    with Interception({}):
+        other(x)
+    other[0].register_forward_hook(lambda layer, inputs, output: called.append(output))
+    other(x)
+    assert len(called) == 4 + (not plain)

@@ -34,6 +34,18 @@ def test_split_and_join_are_inverse_under_leading_axes(layout, lead):
     assert torch.equal(layout.join(named), vector)
 
 
+@settings(max_examples=50, deadline=None)
+@given(layouts)
+def test_one_vector_is_cut_and_made_flat_as_by_split_and_join(layout):
+    vector = torch.arange(layout.size, dtype=torch.float64)
+    named, cut = layout.split(vector), layout.cut(vector)
+    assert list(cut) == list(named)
+    assert all(torch.equal(cut[n], named[n]) for n in named)
+    # By name, and in the order of axes, however they lie in memory.
+    turned = {n: t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() else t for n, t in reversed(cut.items())}
+    assert torch.equal(layout.flat(turned), vector)
+
+
 @settings(max_examples=20, deadline=None)
 @given(layouts, st.integers(1, 4))
 def test_split_and_join_under_vmap_equal_those_of_the_stacked_vector(layout, count):

@@ -14,7 +14,7 @@ from fedbayes.clients.ghost import of_points
 from fedbayes.clients.optimisers import Optimiser
 from fedbayes.clients.private_rows import RowsOf, by_row, private_gradients
 from fedbayes.model.chain import Chain
-from fedbayes.model.gradient import gradients
+from fedbayes.model.gradient import gradients, weight_gradients
 from fedbayes.model.model import Model
 from fedbayes.noise import Tape
 from fedbayes.posterior.values import Parts, Point
@@ -45,7 +45,9 @@ class PointStep:
 
     def __call__(self, state: Learner, b: Batch, tape: Tape, info: Info) -> Learner:
         if self.private is None:
-            slopes, (static, nll) = gradients(_loss(self.model), state.vectors, self._unchanged(state, info), b, tape)
+            unchanged = self.model.weights(self._unchanged(state, info))
+            loss = _loss_of_weights(self.model)
+            slopes, (static, nll) = weight_gradients(loss, self.model, state.vectors, unchanged, b, tape)
         else:
             static, nll = state.static, state.loss.new_zeros(())
             slopes = private_gradients(self._rows(state, b, info), state.vectors, b, tape, info, self.private)
@@ -107,8 +109,17 @@ def point(step: PointStep, batch: int) -> Client:
 
 
 def _loss(model: Model) -> Callable[..., Any]:
+    of_weights = _loss_of_weights(model)
+
     def loss(vectors: dict[str, Tensor], static: dict[str, Any], b: Batch, tape: Tape) -> Any:
-        weights = model.weights({**vectors, **static})
+        return of_weights(model.weights(vectors), model.weights(static), b, tape)
+
+    return loss
+
+
+def _loss_of_weights(model: Model) -> Callable[..., Any]:
+    def loss(weights: dict[str, Tensor], unchanged: dict[str, Tensor], b: Batch, tape: Tape) -> Any:
+        weights = {**weights, **unchanged}
         output, static = model.train_output(weights, b.x, tape, b.mask)
         nll = model.nll(output, b.y, b.mask, weights)
         return nll, (static, nll.detach())

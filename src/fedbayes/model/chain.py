@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedbayes.model.likelihood import log_prob_of_classes
 from fedbayes.model.model import Model
+from fedbayes.model.order import Straight
 from fedbayes.posterior.values import LOG_2PI
 
 BETWEEN: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
@@ -75,7 +76,7 @@ def head(scale: float | None, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _layers(module: nn.Module) -> Iterator[Any]:
     """The layers that a module runs one after another."""
-    if type(module) is nn.Sequential:
+    if isinstance(module, nn.Sequential) and type(module) in (nn.Sequential, Straight):
         for layer in module:
             yield from _layers(layer)
     else:

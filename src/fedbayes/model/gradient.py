@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from fedbayes.model.model import Model
 from fedbayes.model.tracing import alone
 from fedbayes.model.trees import mapped
 
@@ -27,8 +28,28 @@ def gradients(loss: Callable[..., tuple[Tensor, Any]], vectors: Vectors, *rest: 
             return {name: torch.zeros_like(v) for name, v in vectors.items()}, loss(vectors, *rest)[1]
     if not alone():
         return grad(loss, has_aux=True)(vectors, *rest)
+    return _by_leaves(loss, {name: v.detach() for name, v in vectors.items()}, rest)
+
+
+def weight_gradients(
+    loss: Callable[..., tuple[Tensor, Any]], model: Model, vectors: Vectors, *rest: Any
+) -> tuple[Vectors, Any]:
+    """The same for loss(weights, *rest) of the named tensors that the vectors of a model's parts are made of.
+
+    Where nothing is traced or stacked these are the leaves: cuts that are differentiated cost a node each.
+    """
+    if _STILL.get() or not alone():
+        return gradients(lambda vectors, *rest: loss(model.weights(vectors), *rest), vectors, *rest)
+    cuts = [model.layouts[part].cut(vector.detach()) for part, vector in vectors.items()]
+    slopes, other = _by_leaves(loss, {name: t for cut in cuts for name, t in cut.items()}, rest)
+    return {part: model.layouts[part].flat(slopes) for part in vectors}, other
+
+
+def _by_leaves(loss: Callable[..., tuple[Tensor, Any]], leaves: Vectors, rest: tuple[Any, ...]) -> tuple[Vectors, Any]:
+    """Gradients by tensors that nobody else has."""
     with torch.enable_grad():
-        leaves = {name: v.detach().requires_grad_() for name, v in vectors.items()}
+        for leaf in leaves.values():
+            leaf.requires_grad_()
         value, other = loss(leaves, *rest)
     slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     filled = [torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), slopes)]

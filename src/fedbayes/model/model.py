@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedbayes.model.call import call, shared_copy, tensor_in
-from fedbayes.model.convolution import replaced
+from fedbayes.model.convolution import FEW, replaced
 from fedbayes.model.interception import Handler, Interception, batch_norm, training_handlers
 from fedbayes.model.likelihood import Likelihood, Weights, log_prob_of_classes
-from fedbayes.model.order import PoolsFirst, pools_first
+from fedbayes.model.order import Straight, straight
 from fedbayes.model.tracing import alone, asks_whether_traced, said_to_be_traced
 from fedbayes.model.trees import mapped
 from fedbayes.noise import Tape
@@ -96,7 +96,7 @@ class Model:
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
         # Weights that are never trained are held once: a body may be large.
         held = {id(p): p for p in module.parameters() if not p.requires_grad}
-        module = pools_first(copy.deepcopy(module, held)).requires_grad_(False).train()
+        module = straight(copy.deepcopy(module, held)).requires_grad_(False).train()
         still, dropping = shared_copy(module).eval(), shared_copy(module).eval()
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)
@@ -192,8 +192,8 @@ class Model:
 
     @cached_property
     def filters(self) -> tuple[str, ...]:
-        """The weights of two-dimensional convolutions."""
-        layers = [n for n, layer in self.module.named_modules() if isinstance(layer, nn.Conv2d)]
+        """The weights of two-dimensional convolutions, but for few channels: oneDNN reads those as they are."""
+        layers = [n for n, m in self.module.named_modules() if isinstance(m, nn.Conv2d) and m.weight.shape[1] > FEW]
         return tuple(f"{n}.weight".removeprefix(".") for n in layers)
 
     def as_read(self, tensors: Weights) -> dict[str, Tensor]:
@@ -210,7 +210,7 @@ class Model:
         handlers: Mapping[Any, Handler] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
-        usual: dict[Any, Handler] = replaced(tree_leaves(x)[0]) if self.convolves else {}
+        usual: dict[Any, Handler] = replaced(_first(x)) if self.convolves else {}
         replacements = {**usual, **(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in self.static for n in self.layouts[part].names]
@@ -224,15 +224,15 @@ class Model:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
         if tape is None:
             replacements: dict[Any, Handler] = {F.batch_norm: batch_norm()} if self.bfloat16 else {}
-            replacements |= replaced(tree_leaves(x)[0]) if self.convolves else {}
+            replacements |= replaced(_first(x)) if self.convolves else {}
             with Interception(replacements) if replacements else nullcontext():
                 return self._call(self.still, weights, x)
-        with Interception({**replaced(tree_leaves(x)[0]), **training_handlers(tape, None)}):
+        with Interception({**replaced(_first(x)), **training_handlers(tape, None)}):
             return self._call(self.dropping, weights, x)
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
         tensors, seen = self.as_read(_of_module(weights)), self.inputs(x)
-        half = torch.autocast(tree_leaves(x)[0].device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
+        half = torch.autocast(_first(x).device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
         with half, said_to_be_traced() if self.asks and not alone() else nullcontext():
             output = tensor_in(call(module, tensors, seen))
         return output.to(self.dtype)
@@ -259,7 +259,7 @@ class Model:
 # Layers that call neither dropout nor BatchNorm; in any other module the user's own forward may.
 PLAIN = {
     nn.Sequential,
-    PoolsFirst,
+    Straight,
     nn.Flatten,
     nn.Linear,
     nn.Conv1d,
@@ -277,6 +277,11 @@ PLAIN = {
     nn.LayerNorm,
     nn.GroupNorm,
 }
+
+
+def _first(x: Any) -> Tensor:
+    """The input, or the first of several."""
+    return x if isinstance(x, Tensor) else tree_leaves(x)[0]
 
 
 def to_float(x: Tensor) -> Tensor:

@@ -77,6 +77,18 @@ class Layout:
             pieces.append(t.reshape(*t.shape[:lead], -1))
         return torch.cat(pieces, -1)
 
+    @cached_property
+    def _templates(self) -> list[Tensor]:
+        return [torch.empty(shape, device="meta") for shape in self.shapes]
+
+    def cut(self, vector: Tensor) -> dict[str, Tensor]:
+        """`split` of one vector [P] in one call: for tensors that are not differentiated by the vector."""
+        return dict(zip(self.names, torch._utils._unflatten_dense_tensors(vector, self._templates)))
+
+    def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """`join` into one vector [P] in one call, of tensors that have the layout's shapes."""
+        return torch._utils._flatten_dense_tensors([tensors[name] for name in self.names])
+
     def select(self, *patterns: str) -> Layout:
         """The entries whose name matches one of the patterns (`head.*`), in the same order."""
         return self._keep(lambda name: matches(name, patterns))
