@@ -97,8 +97,9 @@ def bert() -> tuple[nn.Module, str]:
         from transformers import BertConfig, BertForSequenceClassification
     except ImportError:
         return Encoder(nn.Embedding(50_000, 256), 32, 256, 4), "12 blocks of attention of width 256, tokens"
-    config = BertConfig(50_000, 256, 12, 4, 1024, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    config.num_labels = 10
+    sizes = {"hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 1024}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(vocab_size=50_000, num_labels=10, **sizes, **quiet)
     return Logits(BertForSequenceClassification(config)), "transformers BertForSequenceClassification, 12 blocks of 256"
 
 
@@ -196,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="docs/results/bench-start.json, or bench-start-gpu.json")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", default=None, help="on, graph, soon or off; by default graph on a GPU, else on")
+    parser.add_argument("--compile", help="on, graph, captured, soon or off; by default graph on a GPU, else on")
     parser.add_argument("--engine", help="stacked or loop; by default what the library chooses")
     parser.add_argument("--method", help="of all networks")
     parser.add_argument("--rows", type=int, default=200, help="of each client")
@@ -233,7 +234,7 @@ def main() -> None:
                 how = ", ".join(
                     [
                         state,
-                        *["soon"] * (arguments.compile == "soon"),
+                        *[arguments.compile] * (arguments.compile in ("soon", "captured")),
                         *([] if arguments.least is None else [f"cut from {arguments.least:g}"]),
                     ]
                 )

@@ -128,9 +128,10 @@ def test_small_networks_leave_other_cores_alone_and_large_ones_take_them() -> No
 def test_what_is_asked_for_is_taken() -> None:
     assert isinstance(task(engine="loop").engine, Loop)
     assert task(compile="on").engine.steps.mode == "compiled"
-    asked = task(compile="graph")
-    assert asked.engine.steps.mode == "compiled"
-    assert "CUDA graphs need a CUDA device" in asked.choice
+    for asked, mode in (("graph", "compiled"), ("captured", "eager")):
+        here = task(compile=asked)
+        assert here.engine.steps.mode == mode
+        assert "CUDA graphs need a CUDA device" in here.choice
 
 
 @pytest.mark.parametrize(

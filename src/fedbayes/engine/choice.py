@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbayes.engine.asleep import sleep_while_waiting
 from fedbayes.engine.batches import steps_in_epoch
 from fedbayes.engine.fast import forms
 from fedbayes.engine.fast.rowwise import compiler
 from fedbayes.engine.heap import keep_memory
 from fedbayes.engine.loop import Loop
 from fedbayes.engine.stacked import Stacked
-from fedbayes.engine.steps import BY_HAND, ROWWISE, Steps
+from fedbayes.engine.steps import BY_HAND, CAPTURED, ROWWISE, Steps
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Engine, Program, Store
 from fedbayes.model.model import Model
@@ -25,7 +26,9 @@ from fedbayes.model.recomputation import recomputes
 from fedbayes.noise import Tape
 
 SOON = "soon"
-COMPILE: dict[str, str | None] = {"auto": None, "off": "eager", "on": "compiled", "graph": "graph", SOON: "graph"}
+COMPILE: dict[str, str | None] = {
+    **{"auto": None, "off": "eager", CAPTURED: CAPTURED, "on": "compiled", "graph": "graph", SOON: "graph"}
+}
 
 # Compiling takes about half a minute; a stacked step saves 1 to 10 ms by it. So it pays from some 10^4 steps on.
 STEPS_WORTH_COMPILING = {"cpu": 20_000, "cuda": 2_000}
@@ -56,6 +59,7 @@ def choose(
     device, again = store.x.device.type, recomputes(program.model.module)
     if device == "cpu":
         keep_memory()
+        sleep_while_waiting()
     steps = rounds * sum(steps_in_epoch(size, phase) * phase.epochs for phase in program.client.phases)
     if engine == "loop":
         if chunk is not None and chunk > 1:
@@ -124,6 +128,8 @@ def _draws(model: Model, x: Tensor) -> bool:
 
 def _mode(compile: str, device: str, steps: int) -> tuple[str, str]:
     mode = COMPILE[compile]
+    if mode == CAPTURED and device != "cuda":
+        return "eager", "CUDA graphs need a CUDA device"
     if mode == "graph" and device != "cuda":
         return "compiled", "as asked" if compile == SOON else "CUDA graphs need a CUDA device"
     if mode is not None:

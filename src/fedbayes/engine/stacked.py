@@ -132,7 +132,7 @@ class Stacked:
         known = {id(phase.step) for phase in self._trained.client.phases}
         if all(id(phase.step) in known for phase in program.client.phases):
             return self.steps
-        few = CAPTURED if self.steps.mode == "graph" else "eager"
+        few = CAPTURED if self.steps.mode in ("graph", CAPTURED) else "eager"
         mode = self.steps.mode if purpose in OFTEN and self.steps.mode in MODES else few
         soon = self.steps.soon and mode in ("graph", "compiled")
         return Steps(mode, again=self.steps.again, soon=soon)

@@ -61,8 +61,8 @@ def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[...,
 
 MODES = ("graph", "compiled", "eager")  # from the fastest down; each falls back on the next
 ROWWISE = "rowwise"  # code of our own for steps on single rows, see rowwise.py; falls back on eager
-CAPTURED = "captured"  # eager steps as a CUDA graph, for those too few to be compiled; falls back on eager
-FEWEST = 100  # steps of a phase that are worth a capture, which costs some eighty
+CAPTURED = "captured"  # steps that are not compiled as a CUDA graph; falls back on eager
+FEWEST = 10  # steps of a phase that are worth such a capture, which costs four
 TRACED = "traced"  # operations recorded once and run one by one, activations computed again; falls back on eager
 BY_HAND = "by hand"  # a backward pass of our own for chains of linear maps, see dense.py; falls back on eager
 
@@ -73,17 +73,17 @@ REFUSED = object()  # in place of a graph that could not be made
 class Steps:
     """Executes the steps of a phase in a mode; where one fails, the next takes over for good and a note says why.
 
-    `soon`: steps that are not compiled yet are run eagerly meanwhile, and compiled in a process beside this one.
+    `soon`: steps that are not compiled yet are run as they are meanwhile, and compiled in a process beside this one.
     """
 
     def __init__(self, mode: str = "eager", *, again: bool = False, soon: bool = False) -> None:
         self.again = again  # whether activations are computed again
-        self.mode = TRACED if again and mode not in ("graph", "compiled") else mode
+        self.mode = TRACED if again and mode not in ("graph", "compiled", CAPTURED) else mode
         self.fused = True  # whether steps with kernels of their own are run by them
         self.notes: list[str] = []
         self._cache: dict[Any, Any] = {}
         self.soon = soon
-        self._meanwhile = Steps(again=again) if soon else None
+        self._meanwhile = Steps(CAPTURED if mode == "graph" else "eager", again=again) if soon else None
         self._there: set[Any] = set()  # of which work the steps are compiled
 
     def run(self, work: Work, state: Any) -> Any:
@@ -96,7 +96,7 @@ class Steps:
                 if self.mode == BY_HAND and (form := forms.dense(work.phase)) is not None:
                     return dense.run(form, *arguments, work.noise)
                 if self._meanwhile is not None and not self._is_there(work, state):
-                    return self._meanwhile.run(work, state)
+                    return self._run_meanwhile(self._meanwhile, work, state)
                 with compiled(self.mode in ("graph", "compiled"), stacked=work.together.size > 1):
                     return self._replay(work, state) if self._captures(work) else self._run(work, state)
             except torch.OutOfMemoryError as error:
@@ -130,6 +130,8 @@ class Steps:
             self.end()
             self.notes.append(f"steps stay eager, they can't be compiled beside the run: {first_words(error)}")
         else:
+            if self._meanwhile is not None:
+                self._meanwhile._cache.clear()  # graphs hold memory
             how = "compiled and captured" if self.mode == "graph" else "compiled"
             self.notes.append(f"steps run {how} from round {number} on, eagerly before: the same to rounding only")
 
@@ -144,10 +146,10 @@ class Steps:
                 step.end()
 
     def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
-        """f(inputs); in mode "graph" captured at the first call of a key and replayed from then on."""
+        """f(inputs); in modes "graph" and "captured" captured at the first call of a key and replayed from then on."""
         shapes = tuple((t.shape, t.dtype) for t in tree_leaves(inputs))
         key = ("carry", key, shapes, torch.get_float32_matmul_precision())
-        if self.mode != "graph" or self._cache.get(key) is REFUSED:
+        if self.mode not in ("graph", CAPTURED) or self._cache.get(key) is REFUSED:
             return f(inputs)
         try:
             if key not in self._cache:
@@ -157,6 +159,13 @@ class Steps:
             self._cache[key] = REFUSED
             self.notes.append(f"evaluation runs without a graph: {first_words(error)}")
             return f(inputs)
+
+    def _run_meanwhile(self, steps: Steps, work: Work, state: Any) -> Any:
+        try:
+            return steps.run(work, state)
+        finally:
+            self.notes += steps.notes
+            steps.notes.clear()
 
     def _is_there(self, work: Work, state: Any) -> bool:
         """Whether the steps of this work are compiled; if not, a process beside this one begins to."""
@@ -198,11 +207,11 @@ class Steps:
         masked = work.table.live is not None
         if self.fused and (form := self._form(work)) is not None:
             return fused.stepping(form)
-        if self.mode in ("eager", ROWWISE, BY_HAND, CAPTURED):
+        if self.mode in ("eager", ROWWISE, BY_HAND) or (self.mode == CAPTURED and not self.again):
             return stacked_step(work.phase, work.together, masked)
         key = (id(work.phase.step), repr(work.together), masked)
         if key not in self._cache:
-            step, kernels = stacked_step(work.phase, work.together, masked), self.mode != TRACED
+            step, kernels = stacked_step(work.phase, work.together, masked), self.mode not in (TRACED, CAPTURED)
             self._cache[key] = Compiled(step, kernels=kernels, again=self.again)
         return self._cache[key]
 
@@ -216,7 +225,8 @@ class Steps:
         key = ("graph", id(work.phase.step), repr(work.together), work.table.live is None, shape)
         if key not in self._cache:
             with share(COMPILE):
-                self._cache[key] = Graph(self._step(work), work, state)
+                many = Graph.UNROLL if self.mode == "graph" else 1
+                self._cache[key] = Graph(self._step(work), work, state, many)
         return self._cache[key](work, state)
 
 
@@ -244,7 +254,7 @@ class Graph:
     UNROLL = 20  # steps of one replay at most; rows and noise of all of them are gathered and drawn at once
     NORMALS = 2**28  # of one replay at most, where a step has fewer: a GiB
 
-    def __init__(self, step: Callable[..., Any], work: Work, state: Any) -> None:
+    def __init__(self, step: Callable[..., Any], work: Work, state: Any, most: int) -> None:
         device = work.store.x.device
         self.state = tree_map(torch.clone, state)
         self.info = own_memory(work.info, work.together.info.constants)
@@ -262,7 +272,7 @@ class Graph:
             self.at += times
 
         self.steps = len(work.table.rows)
-        unroll = max(1, min(self.UNROLL, self.NORMALS // max(1, work.noise(0, 1).numel())))
+        unroll = max(1, min(most, self.NORMALS // max(1, work.noise(0, 1).numel())))
         self.many = self.steps // -(-self.steps // unroll)
         lengths = {self.many, 1} if self.steps % self.many else {self.many}
 

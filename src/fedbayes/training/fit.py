@@ -93,8 +93,8 @@ def fit(
     - `rounds`: how many at most (50, for tables 20); `cohort`: clients in a round, a number or a share (all by default)
     - `seed`: of everything that is drawn
     - `device`: "cpu", "cuda", "cuda:1"; `precision`: "float32", "tf32" or "bf16"
-    - `engine`: "auto", "loop" or "stacked"; `compile`: "auto", "off", "on", "graph" or "soon" (beside the first rounds,
-      which are eager meanwhile); `at_once`: clients trained side by side
+    - `engine`: "auto", "loop" or "stacked"; `compile`: "auto", "off", "captured", "on", "graph" or "soon" (beside the
+      first rounds, which are not compiled meanwhile); `at_once`: clients trained side by side
     - `recompute`: True, or names of modules: activations of repeated blocks, or of these modules, are computed again in
       the backward pass instead of held
     - `likelihood`: of the targets, or its name; by their kind by default
