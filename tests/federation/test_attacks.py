@@ -64,6 +64,7 @@ MEAN_OF = {
     "underconfident": TRUE,
     "inflated_counts": TRUE,
     "label_flip": TRUE,
+    "ipm_apart": SENT - 0.5 * (honest_mean(MEANS) - SENT) + 0.1 * MEANS[HONEST].std(0) * drawn(),
 }
 SCALE_OF = {
     "alie": np.exp(below(np.log(SCALES))),
@@ -109,6 +110,12 @@ def test_mimics_all_copy_one_honest_client() -> None:
     assert len(copies) == 1
     (one,) = [k for k in HONEST if MEANS[k].tobytes() in copies]
     assert [int(lied[k].n) for k in LIARS] == [10 + one] * 2
+
+
+def test_mimics_who_know_that_copies_count_once_stay_apart_by_a_tenth_of_a_deviation() -> None:
+    mimic, apart = (told(name, gaussians())[LIARS[0]].parts["model"].mean.numpy() for name in ("mimic", "mimic_apart"))
+    np.testing.assert_allclose(apart - mimic, 0.1 * MEANS[HONEST].std(0) * drawn()[0], rtol=1e-7, atol=1e-12)
+    assert told("mimic_apart", gaussians())[LIARS[0]].n == told("mimic", gaussians())[LIARS[0]].n
 
 
 def test_a_strength_of_its_own() -> None:

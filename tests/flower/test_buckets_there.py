@@ -29,12 +29,28 @@ def close(a: Posterior, b: Posterior, tolerance: float) -> None:
     torch.testing.assert_close(a.scale, b.scale, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("rule", ["trimmed_mean", "multi_krum"])
-def test_a_robust_rule_in_the_clear_is_the_loop_engines(tiny: Experiment, tmp_path: Path, rule: str) -> None:
-    x = replace(tiny, rounds=1, clients=4, cap_precision=0.0, options={**tiny.options, "rule": rule})
+@pytest.mark.parametrize(
+    "options",
+    [{"rule": "trimmed_mean"}, {"rule": "multi_krum"}, {"rule": "trimmed_mean", "mixing": True, "twins": 0.95}],
+    ids=lambda options: ", ".join(map(str, options.values())),
+)
+def test_a_robust_rule_in_the_clear_is_the_loop_engines(
+    tiny: Experiment, tmp_path: Path, options: dict[str, object]
+) -> None:
+    x = replace(tiny, rounds=1, clients=4, cap_precision=0.0, options={**tiny.options, **options})
     near = run_here(replace(x, engine="loop"), tmp_path / "near")["feduab"]
     far = run(x, tmp_path / "far", InProcess(carried(x)))["feduab"]
     close(far.posterior, near.posterior, 1e-6)
+    twins = [run.journal[0]["influence"].get("twins", []) for run in (far, near)]
+    assert twins[0] == twins[1]
+    assert bool(twins[0]) == ("twins" in options)
+
+
+def test_twins_are_refused_where_only_sums_are_seen(tiny: Experiment, tmp_path: Path) -> None:
+    options = {**tiny.options, "rule": "trimmed_mean", "twins": 0.02}
+    x = replace(tiny, rounds=1, clients=4, options=options, flower={**tiny.flower, "secure": True})
+    with pytest.raises(InputError, match="secure"):
+        run(x, tmp_path / "far", InProcess(carried(x)))
 
 
 def test_buckets_are_the_loop_engines_in_the_clear_and_by_secure_sums(nine: Experiment, tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ pytest.importorskip("ray", reason='Ray is not installed: pip install "fedbayes[f
 
 import fedbayes as fb
 from fedbayes.experiments.experiment import Experiment, to_toml
+from fedbayes.flower import simulation
 from fedbayes.runs.folder import run as run_here
 from fedbayes.runs.journal import read as journal_of
 
 pytestmark = pytest.mark.flower
+RANK = "RAY_worker_niceness"
 
 
 def test_a_killed_simulation_goes_on_to_what_the_loop_engine_gives(
@@ -65,3 +67,18 @@ def test_a_mistake_is_one_line_here_too(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "did you mean 'min_clients'" in done.stderr.decode().splitlines()[-1]
+
+
+def test_virtual_nodes_rank_with_other_processes(
+    tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ray's own rank of its workers they hardly run beside a busy process; an operator's choice stays."""
+    ranks = []
+    monkeypatch.setattr(simulation, "_simulated", lambda *_: ranks.append(os.environ[RANK]) or {})
+    for chosen in (None, "7"):
+        with monkeypatch.context() as here:
+            here.delenv(RANK, raising=False)
+            if chosen is not None:
+                here.setenv(RANK, chosen)
+            simulation.simulate(tiny, tmp_path)
+    assert ranks == ["0", "7"]

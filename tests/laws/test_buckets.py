@@ -138,6 +138,7 @@ def distance(a: Gaussian, b: Gaussian) -> float:
 def test_a_sweep_over_rules_and_buckets_equals_its_members() -> None:
     options = [{}, {"rule": "median"}, {"rule": "median", "buckets": 3}, {"rule": "trimmed_mean", "buckets": 4}]
     options += [{"rule": "multi_krum", "mixing": True}, {"rule": "median", "buckets": 3, "mixing": True}]
+    options += [{"rule": "median", "twins": 0.9}]
 
     def task(some: dict[str, Any]) -> Any:
         made = fb.methods.fedavg(outliers=0.1, **some, **FAST)
@@ -176,6 +177,24 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"rule": "nwa", "mixing": True},
         {},
         r"mixing: it stands in front of a robust rule \(median, trimmed_mean, geometric_median, multi_krum\); set one",
+    ),
+    "twins before a rule that adds": (
+        "fedvi",
+        {"rule": "nwa", "twins": 0.1},
+        {},
+        "twins: it stands in front of a robust",
+    ),
+    "twins before buckets": (
+        "fedvi",
+        {"rule": "median", "twins": 0.1, "buckets": 5},
+        {},
+        "twins: they are found among uploads, and a bucket is a sum of several; leave one out",
+    ),
+    "twins at any distance": (
+        "fedvi",
+        {"rule": "median", "twins": 1.0},
+        {},
+        r"twins must be a share in \[0, 1\), not 1.0",
     ),
     "a method that looks at uploads": ("fedbe", {"buckets": 5}, {}, "looks at every client's upload"),
     "a stage that does": ("fedavg", {"buckets": 5}, {"stages": [looking()]}, "looks at every client's upload"),

@@ -472,7 +472,7 @@ class TestOnACudaDevice:
         network = NETWORKS["mlp"]().double()
         return fit(network, sites(UNEQUAL), method=made, seed=4, device=device, compile=compile, **options)
 
-    @pytest.mark.parametrize("compile", ["off", "on", "graph"])
+    @pytest.mark.parametrize("compile", ["off", "captured", "on", "graph"])
     @pytest.mark.parametrize("options", [{}, {"dropout": 0.4}], ids=["all", "drop-outs"])
     def test_fedavg_agrees_with_the_cpu(self, compile: str, options: dict[str, float]) -> None:
         there = self.run("fedavg", "cuda", compile, rounds=3, engine="stacked", **options)
@@ -480,7 +480,7 @@ class TestOnACudaDevice:
         assert not notes_of(there)
         torch.testing.assert_close(there.posterior.mean.cpu(), here.posterior.mean, rtol=1e-9, atol=1e-9)
 
-    @pytest.mark.parametrize("compile", ["off", "graph"])
+    @pytest.mark.parametrize("compile", ["off", "captured", "graph"])
     @pytest.mark.parametrize("method", QUIET)
     def test_distilled_methods_without_noise_agree_with_the_cpu(self, method: str, compile: str) -> None:
         """Three rounds: a graph that went on with the first round's pseudo-labels would be found out."""
@@ -510,7 +510,7 @@ class TestOnACudaDevice:
             assert captured == pytest.approx(plain, rel=1e-6)
             assert captured == pytest.approx(run.journal[-1]["test"], rel=1e-6)
 
-    @pytest.mark.parametrize("compile", ["off", "on", "graph"])
+    @pytest.mark.parametrize("compile", ["off", "captured", "on", "graph"])
     @pytest.mark.parametrize("method", ["fedavg", "fedvi"])
     def test_convolutions_and_batch_norm_agree_with_the_cpu(self, method: str, compile: str) -> None:
         """FedVI's scales are so small that its noise is; its step hands the parts on in an order of its own."""
@@ -540,12 +540,25 @@ class TestOnACudaDevice:
         without = runs[1].refined("laplace").personal(1).as_run.predict(x).probs
         assert (there - here).abs().max() < 0.07 < (without - here).abs().max()
 
+    @pytest.mark.parametrize("recompute", [False, ["0"]], ids=["plain", "recomputed"])
+    def test_steps_that_are_captured_and_not_compiled_are_those_of_the_cpu(self, recompute: bool | list[str]) -> None:
+        """Nothing is compiled for them: no program of Inductor is made."""
+        from torch._inductor.utils import fresh_inductor_cache
+
+        with fresh_inductor_cache() as files:
+            there = self.run("fedavg", "cuda", "captured", rounds=2, engine="stacked", recompute=recompute)
+            assert not files
+        here = self.run("fedavg", "cpu", "off", rounds=2, engine="loop")
+        assert not notes_of(there)
+        assert there.task.engine.steps.mode == "captured"
+        torch.testing.assert_close(there.posterior.mean.cpu(), here.posterior.mean, rtol=1e-9, atol=1e-9)
+
     def test_steps_of_unequal_clients_with_a_state_of_their_own_are_captured(self) -> None:
         made = self.run("bpfed", "cuda", "graph", rounds=2, engine="stacked")
         assert not notes_of(made)
         check(made.progress.state.broadcast[made.task.program.prediction.part])
 
-    @pytest.mark.parametrize("compile", ["off", "graph"])
+    @pytest.mark.parametrize("compile", ["off", "captured", "graph"])
     def test_a_seed_repeats_a_run_and_its_resumption(self, compile: str) -> None:
         whole = self.run("feduab", "cuda", compile, rounds=3, engine="stacked")
         again = self.run("feduab", "cuda", compile, rounds=3, engine="stacked")

@@ -59,9 +59,9 @@ FIXED = {  # options that a method takes from another and refuses, or that are n
     ),
     "bayes_admm": ("rule", "weighting", "division", "server", "kl_weight"),
     "pfedbayes": tuple(options_of(Newton)),
-    "feddyn": ("weighting", "proximal", "outliers", "buckets", "mixing", "gamma"),
-    "fedlap": ("weighting", "proximal", "outliers", "buckets", "mixing"),
-    "scaffold": ("weighting", "outliers", "buckets", "mixing", "lr_within"),
+    "feddyn": ("weighting", "proximal", "outliers", "buckets", "mixing", "twins", "gamma"),
+    "fedlap": ("weighting", "proximal", "outliers", "buckets", "mixing", "twins"),
+    "scaffold": ("weighting", "outliers", "buckets", "mixing", "twins", "lr_within"),
     "fedbe": ("server",),
 }
 RULES = {"fedavg": "fedag", "fedvi": "nwa", "feduab": "ws", "bpfed": "lp", "pfedbayes": "nwa", "fedivon": "nwa"}
@@ -131,8 +131,8 @@ def other_options(method: str) -> list[dict[str, Any]]:
     refines = method.endswith("_pf")
     known = {n: f.metadata for n, f in options_of(METHODS[method]).items()}
     names = [n for n, m in known.items() if m["kind"] != "program" and (refines or not m["rare"])]
-    # Buckets and mixing need a robust rule: test_buckets.py has a sweep over them.
-    free = [n for n in names if n not in ("rule", "buckets", "mixing") and n not in FIXED.get(method, ())]
+    # Buckets, mixing and twins need a robust rule: test_buckets.py has a sweep over them.
+    free = [n for n in names if n not in ("rule", "buckets", "mixing", "twins") and n not in FIXED.get(method, ())]
     others = {n: OTHER[n] if n in OTHER else another(METHODS[method], n) for n in free}
     if "rule" in names and method in RULES:
         others["rule"] = RULES[method]

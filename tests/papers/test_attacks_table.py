@@ -51,6 +51,15 @@ def test_sentences_are_read_off_the_rows():
     )
 
 
+def test_attacks_that_know_a_defence_are_told_apart_from_the_others():
+    known = [*row("FedAvg", "median", "mimic apart", 0.7, 1.0), *row("FedAvg", "bounded", "mimic apart", 0.94, 0.2)]
+    plain, best, held, each, adaptive, *_ = attacks.findings([*ROWS, *known])
+    assert [plain, best, held, each] == attacks.findings(ROWS)[:4]
+    assert adaptive == (
+        "FedAvg: under mimic apart, whose senders know of twins, bounded has 94.00 % (1.00 points less)."
+    )
+
+
 def test_a_defence_that_met_some_attacks_only_is_not_called_the_best():
     rows = [r for r in ROWS if (r["row"], r["column"]) != ("bounded", "noise")]
     _, best, held, each, *_ = attacks.findings(rows)

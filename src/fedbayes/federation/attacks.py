@@ -25,6 +25,7 @@ from fedbayes.noise import generator, normals
 from fedbayes.posterior.values import Gaussian, LowRank, Parts, Point, Posterior
 
 SHARE = 0.2  # of the clients, by default
+APART = 0.1  # of the honest deviations: how far attackers stay from one another who know that copies count once
 SURE = 1e-4  # the scale of clients that claim to be sure, in units of the broadcast's
 
 
@@ -65,6 +66,7 @@ class Attack(NamedTuple):
     strength: float = 1.0
     scales: bool = False  # speaks of scales alone: points have none
     copies: bool = False  # all upload what one honest client does
+    apart: float = 0.0  # and each moves by so many deviations of honest uploads, in a direction of its own
 
     @property
     def in_uploads(self) -> bool:
@@ -111,6 +113,12 @@ def _ipm(scene: Scene) -> Posterior:
     return with_mean(scene.true, (scene.sent.mean - scene.strength * scene.changes.mean(0)).expand_as(scene.true.mean))
 
 
+def _apart(scene: Scene) -> Posterior:
+    """Deviations of each weight over honest clients, in random directions: as honest clients differ, but less."""
+    spread = scene.honest.mean.std(0, correction=0)
+    return with_mean(scene.true, scene.true.mean + scene.strength * spread * scene.normals())
+
+
 def _overconfident(scene: Scene) -> Posterior:
     far = scene.sent.mean + scene.strength * scene.unit
     return _sure(scene._replace(true=with_mean(scene.true, far.expand_as(scene.true.mean))))
@@ -139,6 +147,8 @@ ATTACKS: dict[str, Attack] = {
         Attack("certain", f"the true mean with scale {SURE} s_0", _sure, scales=True),
         Attack("underconfident", "the true mean with scale strength * s_0", _underconfident, strength=1e4, scales=True),
         Attack("inflated_counts", "claims strength times its rows", rows=lambda n, s: (n * s).to(n), strength=10.0),
+        Attack("ipm_apart", f"ipm, each {APART} honest deviations away", _ipm, strength=0.5, apart=APART),
+        Attack("mimic_apart", f"mimic, each {APART} honest deviations away", copies=True, apart=APART),
     )
 }
 
@@ -223,6 +233,8 @@ def lies(
         told = [one._replace(client=u.client) for u in liars]
     else:
         told = _told(attack, parts, seed, order, liars, honest)
+    if attack.apart:
+        told = _told(attack._replace(upload=_apart, strength=attack.apart, rows=None), parts, seed, order, told, honest)
     by_client = {u.client: u for u in told}
     return [by_client.get(u.client, u) for u in uploads]
 

@@ -26,6 +26,12 @@ def in_units(q: Posterior, reference: Posterior) -> tuple[Tensor, Tensor]:
     return (mean.double() - reference.mean.double()) / scale, variance.double() / scale.square()
 
 
+def mean_in_units(q: Posterior, reference: Posterior) -> Tensor:
+    """The mean alone, at a third of the passes over the weights where the reference is a point."""
+    d = q.mean.double() - reference.mean
+    return d if isinstance(reference, Point) else d / unit_scale(reference)
+
+
 def _with_weight(statistics: Statistics, weight: Tensor) -> Statistics:
     weight = weight.double()
     return {**statistics, "weight": weight, "count": torch.ones_like(weight)}
@@ -33,10 +39,11 @@ def _with_weight(statistics: Statistics, weight: Tensor) -> Statistics:
 
 def moments(*keys: str) -> Encode:
     """Weighted first and second moments, of them those that a rule decodes."""
+    spread = any(key.startswith("variance") for key in keys)
 
     def encode(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
-        d, v = in_units(q, reference)
         w = weight.double()
+        d, v = in_units(q, reference) if spread else (mean_in_units(q, reference), torch.zeros_like(w))
         return _with_weight({key: MOMENTS[key](w, d, v) for key in keys}, weight)
 
     return encode
@@ -143,7 +150,7 @@ def floored(t: Statistics, reference: Posterior) -> dict[str, float]:
 def means_of_rho(q: Posterior, weight: Tensor, reference: Posterior) -> Statistics:
     assert isinstance(q, Gaussian)
     w = weight.double()
-    d, _ = in_units(q, reference)
+    d = mean_in_units(q, reference)
     return _with_weight({"mean": w * d, "rho": w * softplus_inverse(q.scale.double())}, weight)
 
 

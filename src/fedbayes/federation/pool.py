@@ -30,12 +30,14 @@ def pool(
     *,
     outliers: float = OUTLIERS,
     mixing: bool = False,
+    twins: float = 0.0,
 ) -> Posterior:
     """Aggregate posteriors with a rule; their statistics are added one at a time.
 
     `weights` are relative, equal by default; a product of densities (`conflation`, `dwc`) and robust rules take none.
     `reference` is what the clients started from; only `dwc` depends on it. `outliers` is the share of posteriors that
-    may be false, for `trimmed_mean` and `multi_krum`; `mixing` takes means of neighbours before a robust rule.
+    may be false, for `trimmed_mean` and `multi_krum`; `mixing` takes means of neighbours before a robust rule, and
+    before that those nearer than a share `twins` of the usual distance count as one.
 
     >>> q = pool("ws", [Gaussian(torch.zeros(1), torch.ones(1))] * 3, weights=[0.5, 0.3, 0.2])
     >>> round(float(q.scale**2), 4)
@@ -43,7 +45,9 @@ def pool(
     """
     if not is_number(outliers) or not 0 <= outliers < 0.5:
         raise ValueError(f"outliers must be {MINORITY}, not {shown(outliers)}")
-    rule = rule_named(rule, outliers, mixing)
+    if not is_number(twins) or not 0 <= twins < 1:
+        raise ValueError(f"twins must be a share in [0, 1), not {shown(twins)}")
+    rule = rule_named(rule, outliers, mixing, twins)
     posteriors = list(posteriors)
     _check_pool(rule, posteriors, reference)
     if weights is None:
@@ -58,7 +62,7 @@ def pool(
     if reference is None:
         reference = _middle(posteriors)
     if rule.combine is not None:
-        return rule.combine(posteriors, w, reference)
+        return rule.combined(posteriors, w, reference)[0]
     total: Statistics | None = None
     for q, wk in zip(posteriors, w):
         total = added(rule, total, rule.encode(q, wk, reference))

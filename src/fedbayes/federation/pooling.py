@@ -21,7 +21,7 @@ from fedbayes.federation.program import (
     Program,
     Terms,
 )
-from fedbayes.federation.rule import Rule
+from fedbayes.federation.rule import Groups, Rule
 from fedbayes.federation.rules import RULES, largest
 from fedbayes.federation.sums import add_terms
 from fedbayes.model.model import Model, is_static
@@ -63,19 +63,30 @@ def pooled(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dic
         terms = None if terms is None else transform.total(terms)
     parts: Parts = dict(order.broadcast)
     report: dict[str, Any] = {}
+    main = program.prediction.part
     if outcome.influence:
-        counts = weights and program.pooling.rules[program.prediction.part].weighted
+        counts = weights and program.pooling.rules[main].weighted
         given = torch.stack(weights).tolist() if counts else ()
         report["influence"] = shares(outcome.influence, {u.client: w for u, w in zip(outcome.uploads, given)})
     for part, rule in program.pooling.rules.items():
         if rule.combine is not None:
             sent = [u.parts[part] for u in outcome.uploads]
-            parts[part] = rule.combine(sent, torch.stack(weights), reference[part])
+            parts[part], groups = rule.combined(sent, torch.stack(weights), reference[part])
+            if groups and part == main:
+                report |= _alike(outcome, groups)
             continue
         assert terms is not None
         parts[part] = rule.decode(terms[part], reference[part])
         report |= rule.report(terms[part], reference[part])
     return parts, report
+
+
+def _alike(outcome: Outcome, groups: Groups) -> dict[str, Any]:
+    """Who counted as one, and the shares of clients then: twins have that of one client together."""
+    clients = [[outcome.uploads[place].client for place in group] for group in groups]
+    weights = {k: 1 / len(group) for group in clients for k in group}
+    seen = {"influence": shares(outcome.influence, weights)} if outcome.influence else {}
+    return {"twins": clients, **seen}
 
 
 def _over_buckets(program: Program, order: Order, outcome: Outcome) -> tuple[Parts, dict[str, Any]]:
@@ -90,9 +101,8 @@ def _over_buckets(program: Program, order: Order, outcome: Outcome) -> tuple[Par
     parts: Parts = dict(order.broadcast)
     for part in rules if posteriors else ():
         if part in over:
-            combine = over[part].combine
-            assert combine is not None
-            parts[part] = combine([q[part] for q in posteriors], torch.ones(len(posteriors)), reference[part])
+            sent = [q[part] for q in posteriors]
+            parts[part], _ = over[part].combined(sent, torch.ones(len(sent)), reference[part])
         else:
             total = add_terms(program, ({part: terms[part]} for terms in outcome.buckets.values()))
             parts[part] = rules[part].decode(total[part], reference[part])

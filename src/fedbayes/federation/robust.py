@@ -26,6 +26,7 @@ MINORITY = "a share in [0, 0.5)"  # in words, what it may be
 BLOCK = 2**19  # numbers of one kind in a block: 4 MB in float64, of which a rule needs about ten
 LEAST = 1e-12  # a scale never rounds to zero
 FAR = 1e100  # what is farther from the median can't be told apart: its powers would not be finite
+ROUNDING = 1e-10  # of squared distances from the median: those that differ by less can't be told apart
 ITERATIONS, TOLERANCE, SMOOTHING = 1000, 1e-13, 1e-6  # of the geometric median
 
 
@@ -112,7 +113,7 @@ def mixing(combine: Combine, outliers: float = OUTLIERS) -> Combine:
             return combine(posteriors, weights, reference)
         nearest = _squares(_products(posteriors)).argsort(dim=1, stable=True)[:, : count - count_of(outliers, count)]
         shares = torch.zeros(count, count, dtype=torch.float64).scatter_(1, nearest, 1 / nearest.shape[1])
-        return combine(_mixtures(shares, posteriors), weights, reference)
+        return combine(mixtures(shares, posteriors), weights, reference)
 
     return over_neighbours
 
@@ -204,8 +205,8 @@ def _mixture(shares: Tensor, posteriors: Sequence[Posterior], reference: Posteri
     return _by_weight(mixed, posteriors, reference)
 
 
-def _mixtures(shares: Tensor, posteriors: Sequence[Posterior]) -> list[Posterior]:
-    """One mean of (mean, scale) for each row of shares [K, K], in the posteriors' own type."""
+def mixtures(shares: Tensor, posteriors: Sequence[Posterior]) -> list[Posterior]:
+    """One mean of (mean, scale) for each row of shares [..., K], in the posteriors' own type."""
     first, shares = posteriors[0], shares.to(posteriors[0].mean.device)
     kinds = 1 if isinstance(first, Point) else 2
     room = torch.empty(kinds, len(shares), first.mean.numel(), dtype=first.mean.dtype, device=first.mean.device)
@@ -241,6 +242,13 @@ def _squares(products: Tensor) -> Tensor:
     """Squared distances [K, K] of vectors with these inner products."""
     own = products.diagonal()
     return (own + own[:, None] - 2 * products).clamp(min=0).fill_diagonal_(0)
+
+
+def distances(posteriors: Sequence[Posterior]) -> Tensor:
+    """Distances [K, K] of all posteriors, zero where rounding hides them, as between copies far away."""
+    products = _products(posteriors)
+    squares, own = _squares(products), products.diagonal()
+    return torch.where(squares > ROUNDING * (own + own[:, None]), squares, 0.0).sqrt()
 
 
 def _weiszfeld(products: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from fedbayes.federation.moves import Move
 from fedbayes.posterior.values import Gaussian, Posterior
 
 Statistics = dict[str, Tensor]
+Groups = Sequence[Sequence[int]]  # of posteriors, by place
+Together = Callable[[Sequence[Posterior], Posterior], tuple[Posterior, Groups]]
 Encode = Callable[[Posterior, Tensor, Posterior], Statistics]
 Decode = Callable[[Statistics, Posterior], Posterior]
 
@@ -40,6 +42,16 @@ class Rule(NamedTuple):
     # Or no sum at all: from all posteriors, their weights [K] and the reference (a median, say). Costs memory
     # O(clients * weights); `encode` and `decode` are not used then.
     combine: Callable[[Sequence[Posterior], Tensor, Posterior], Posterior] | None = None
+    together: Together | None = None  # the same where some count as one (`twins.py`)
+
+    def combined(
+        self, posteriors: Sequence[Posterior], weights: Tensor, reference: Posterior
+    ) -> tuple[Posterior, Groups]:
+        """What all posteriors come to where the rule is no sum, and who of them counted as one."""
+        if self.together is not None:
+            return self.together(posteriors, reference)
+        assert self.combine is not None
+        return self.combine(posteriors, weights, reference), ()
 
     def add(self, a: Statistics, b: Statistics) -> Statistics:
         """The statistics of two groups of clients as those of their union."""

@@ -11,6 +11,7 @@ from fedbayes.federation.moves import moved_mean, moved_moments, moved_naturals
 from fedbayes.federation.products import full_naturals, full_product
 from fedbayes.federation.robust import OUTLIERS
 from fedbayes.federation.rule import Rule, combining
+from fedbayes.federation.twins import once
 from fedbayes.posterior.full import FullGaussian
 from fedbayes.posterior.values import Gaussian, Point
 
@@ -106,31 +107,46 @@ RULES: dict[str, Rule] = {
 
 
 @lru_cache
-def robust_rules(outliers: float = OUTLIERS, mixing: bool = False) -> dict[str, Rule]:
+def robust_rules(outliers: float = OUTLIERS, mixing: bool = False, twins: float = 0.0) -> dict[str, Rule]:
     """Rules that a minority of clients can't move at will: `outliers`, the share that may lie; over means of neighbours
-    where `mixing`."""
+    where `mixing`, and before that over groups of those that are alike where `twins`."""
     rows: dict[str, tuple[robust.Combine, str]] = {
         "median": (robust.median, "robust: median of each mean and log scale"),
         "trimmed_mean": (robust.trimmed_mean(outliers), "robust: trimmed mean of each natural parameter"),
         "geometric_median": (robust.geometric_median, "robust: nearest to all by the sum of Wasserstein distances"),
         "multi_krum": (robust.multi_krum(outliers), "robust: mean of those with the nearest neighbours"),
     }
-    return {
+    rules = {
         name: combining(robust.mixing(f, outliers) if mixing else f, about, (Gaussian, Point), robust=True)
         for name, (f, about) in rows.items()
     }
+    return {
+        name: _without_twins(name, rule, outliers, mixing, twins) if twins else rule for name, rule in rules.items()
+    }
+
+
+def _without_twins(name: str, rule: Rule, outliers: float, mixing: bool, twins: float) -> Rule:
+    def rule_for(share: float) -> robust.Combine:
+        combine = robust_rules(share, mixing)[name].combine
+        assert combine is not None
+        return combine
+
+    together = once(rule_for, outliers, twins)
+    return rule._replace(combine=lambda qs, weights, reference: together(qs, reference)[0], together=together)
 
 
 RULES |= robust_rules()
 
 
-def rule_named(rule: str | Rule, outliers: float = OUTLIERS, mixing: bool = False) -> Rule:
+def rule_named(rule: str | Rule, outliers: float = OUTLIERS, mixing: bool = False, twins: float = 0.0) -> Rule:
     """A rule by its name in the table, or itself; robust ones for a share of clients that may lie."""
     if isinstance(rule, str) and rule not in RULES:
         raise unknown("rule", rule, RULES)
-    rules = robust_rules(outliers, mixing)
+    rules = robust_rules(outliers, mixing, twins)
     if isinstance(rule, str) and rule in rules:
         return rules[rule]
-    if mixing:
-        raise InputError(f"mixing: it stands in front of a robust rule ({', '.join(rules)}); set one, or leave it out")
+    for name, is_set in (("mixing", mixing), ("twins", twins)):
+        if is_set:
+            known = ", ".join(rules)
+            raise InputError(f"{name}: it stands in front of a robust rule ({known}); set one, or leave it out")
     return RULES[rule] if isinstance(rule, str) else rule

@@ -25,6 +25,8 @@ def simulate(experiment: Experiment, folder: str | Path, watch: Watch | None = N
     settings_of(experiment.flower, cohort_size(experiment.cohort, nodes))  # a mistake is said before Ray is started
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Virtual nodes are the run itself: by Ray's own 15 they would starve beside any other busy process.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     return _simulated(carried(experiment), Path(folder), watch, nodes)
 
 

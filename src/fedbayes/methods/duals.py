@@ -30,7 +30,7 @@ class Dual(PointAveraging):
         "weighting": "every client's dual counts once",
         "proximal": "it is rho",
         "rule": "the server needs the mean",
-        **dict.fromkeys(("buckets", "outliers", "mixing"), "the server needs the mean"),
+        **dict.fromkeys(("buckets", "outliers", "mixing", "twins"), "the server needs the mean"),
     }
     weighting: str | Weighting = with_default(PointAveraging, "weighting", default="equal")
     rho: float = option("strength of the pull to the server's weights", positive, default=1.0, kind="scalar")
@@ -91,7 +91,7 @@ class Scaffold(ServerStep, PointAveraging):
         "lr_within": "the drift is known at a constant rate",
         "weighting": "every client's drift counts once",
         "rule": "the server needs the mean",
-        **dict.fromkeys(("buckets", "outliers", "mixing"), "the server needs the mean"),
+        **dict.fromkeys(("buckets", "outliers", "mixing", "twins"), "the server needs the mean"),
     }
     optimiser: str = with_default(Descent, "optimiser", default="sgd")
     momentum: float = with_default(Descent, "momentum", default=0.0)

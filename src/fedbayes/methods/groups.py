@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from fedbayes.clients.ivon import CURVATURES
 from fedbayes.clients.optimisers import OPTIMISERS, Optimiser
 from fedbayes.clients.schedules import WITHIN
+from fedbayes.errors import InputError
 from fedbayes.federation.buckets import bucketed, spoilt_share
 from fedbayes.federation.program import Program, Stage
 from fedbayes.federation.robust import MINORITY, OUTLIERS
@@ -27,6 +28,7 @@ from fedbayes.options import (
     options_of,
     positive,
     record,
+    share,
     up_to_one,
     whole,
 )
@@ -159,10 +161,20 @@ class Robustness(Method):
         kind="server",
     )
 
+    twins: float = option(
+        "posteriors that are nearer to each other than this share of the usual distance count as one for a robust "
+        "rule, before mixing; 0: each counts",
+        share,
+        default=0.0,
+        kind="server",
+    )
+
     def wrapped(self, program: Program, setting: Setting) -> Program:
         program = super().wrapped(program, setting)
         if self.buckets is None:
             return program
+        if self.twins:
+            raise InputError("twins: they are found among uploads, and a bucket is a sum of several; leave one out")
         default: Any = options_of(self)[self.ruled_by].default
         spoilt = spoilt_share(self.buckets, setting.cohort, self.outliers)
         over = rule_named(getattr(self, self.ruled_by), spoilt, self.mixing)
@@ -170,7 +182,7 @@ class Robustness(Method):
 
     def rule_of(self, rule: str | Rule) -> Rule:
         """A rule by name, for that share."""
-        return rule_named(rule, self.outliers, self.mixing)
+        return rule_named(rule, self.outliers, self.mixing, self.twins)
 
 
 @record

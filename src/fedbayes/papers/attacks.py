@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NONE = "none"
 PLAIN = "plain"
+ONCE = "mixed trimmed mean without twins"
 WORST_NLL = 99.0  # what is not finite, or worse, is written as this
 SPREADS: dict[str, tuple[str, dict[str, Any]]] = {
     "Dirichlet .3": ("dirichlet_equal", {"alpha": 0.3}),
@@ -47,7 +48,11 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "certain": {"attack": "certain"},
     "underconfident": {"attack": "underconfident"},
     "10 times its rows": {"attack": "inflated_counts"},
+    "IPM .5 apart": {"attack": "ipm_apart"},
+    "mimic apart": {"attack": "mimic_apart"},
 }
+# Attacks by those who know the defence, that copies count once: told apart from the others.
+ADAPTIVE = ("IPM .5 apart", "mimic apart")
 OF_SCALES = ("certain", "underconfident")  # which points have not
 
 
@@ -76,6 +81,7 @@ DEFENCES: dict[str, Defence] = {
     "buckets median": Defence({}, {"rule": "median", "buckets": BUCKETS}),
     "buckets geometric median": Defence({}, {"rule": "geometric_median", "buckets": BUCKETS}),
     **{f"mixed {name}": Defence({}, {"rule": rule, "mixing": True}) for name, rule in ROBUST.items()},
+    ONCE: Defence({}, {"rule": "trimmed_mean", "mixing": True, "twins": 0.02}),
     "bounded geometric median": Defence(BOUNDED, {"rule": "geometric_median"}),
     "bounded multi-Krum": Defence(BOUNDED, {"rule": "multi_krum"}),
 }
@@ -189,7 +195,7 @@ def findings(rows: Sequence[Row]) -> list[str]:
             best = max(robust, key=lambda row: min(f["accuracy"] for f in _attacked(figures, row).values()))
             cost = figures[PLAIN, NONE]["accuracy"] - figures[best, NONE]["accuracy"]
             price = f"without attackers it costs {100 * cost:.2f} points of accuracy" if cost > 0 else (
-                f"without attackers it gains {-100 * cost:.2f} points of accuracy"
+                f"without attackers it gains {abs(100 * cost):.2f} points of accuracy"
             )  # fmt: skip
             lines.append(f"{group}: the best under its worst attack is {_told(figures, best)}; {price}.")
         counts = ", ".join(f"{row} {_held(figures, row)}" for row in defences)
@@ -197,6 +203,10 @@ def findings(rows: Sequence[Row]) -> list[str]:
         several = [row for row in tried if row != PLAIN]
         if len(several) > 1:
             lines.append(f"{group}: with the best defence for each attack, {_each(figures, several)}.")
+        for column in ADAPTIVE:
+            met = [row for row in tried if (row, column) in figures]
+            if met:
+                lines.append(f"{group}: under {column}, whose senders know of twins, {_known(figures, met, column)}.")
     return [*lines, *missing(rows)]
 
 
@@ -220,7 +230,17 @@ def _held(figures: Figures, row: str) -> int:
 
 
 def _attacked(figures: Figures, row: str) -> dict[str, Mapping[str, float]]:
-    return {column: f for (name, column), f in figures.items() if name == row and column != NONE}
+    """What is left of a defence by attack, but for those that know one of the defences."""
+    known = (NONE, *ADAPTIVE)
+    return {column: f for (name, column), f in figures.items() if name == row and column not in known}
+
+
+def _known(figures: Figures, defences: Sequence[str], column: str) -> str:
+    """What one attack leaves of the defence that it knows, and of the one that it leaves most of, in words."""
+    left = {row: figures[row, column]["accuracy"] for row in defences}
+    told = {row: left[row] for row in (ONCE, max(left, key=lambda row: left[row])) if row in left}
+    losses = {row: 100 * (figures[row, NONE]["accuracy"] - f) for row, f in told.items()}
+    return ", ".join(f"{row} has {100 * f:.2f} % ({losses[row]:.2f} points less)" for row, f in told.items())
 
 
 def _each(figures: Figures, defences: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from fedbayes.training.influence import AMONG, OWNS, PRECISION, table_of
 
 MOVERS = 8  # clients in a table
 RUNS = 4  # with a table of their own
+HELD = ("capped", "clipped", "twins")  # rounds in which a client was held so
 
 
 class Moves(NamedTuple):
@@ -26,6 +27,7 @@ class Moves(NamedTuple):
     shares: list[float]
     capped: int  # rounds
     clipped: int
+    twins: int  # rounds in which it counted as one with others
     refused: list[str]  # why, for each round
 
     @property
@@ -79,27 +81,28 @@ def moves(records: list[dict[str, Any]]) -> list[Moves]:
     for name, rows in by_client.items():
         took = [row for row in rows if not row["refused"]]
         reasons = [row["refused"] for row in rows if row["refused"]]
-        held = (sum(row["capped"] > 0 for row in took), sum(row["clipped"] for row in took))
+        capped, clipped, twins = [sum(row[name] > 0 for row in took) for name in HELD]
         changes, shares = [row["change"] for row in took], [row["share"] for row in took]
-        clients.append(Moves(name, len(took), changes, shares, *held, reasons))
+        clients.append(Moves(name, len(took), changes, shares, capped, clipped, twins, reasons))
     return sorted(clients, key=lambda one: -one.pull)
 
 
 def _movers(run: Shown) -> Card:
-    """Those who moved the model most, and who was refused, with what was done about it."""
+    """Those who moved the model most, and who was refused or had twins, with what was done about it."""
     records = run.files.records
     clients = moves(records)
-    refused = [one for one in clients[MOVERS:] if one.refused]
+    others = [one for one in clients[MOVERS:] if one.refused or one.twins]
     kinds = {r["influence"]["share_of"] for r in records if "share_of" in r.get("influence", {})}
     of = PRECISION if PRECISION in kinds else "weight"
-    titles = ("rounds", "mean change", "largest", f"mean share of {of}", "largest", "capped", "clipped", "refused")
+    titles = ("rounds", "mean change", "largest", f"mean share of {of}", "largest", *HELD, "refused")
     head = "".join(f"<th scope=col>{escape(title)}</th>" for title in titles)
     rows = []
-    for one in [*clients[:MOVERS], *refused[:MOVERS]]:
+    for one in [*clients[:MOVERS], *others[:MOVERS]]:
         means = [f"{np.mean(v):.3g}" if v else "–" for v in (one.changes, one.shares)]
         tops = [f"{max(v):.3g}" if v else "–" for v in (one.changes, one.shares)]
         why = f"{len(one.refused)}: {one.refused[0][:60]}" if one.refused else ""
-        cells = (one.rounds, means[0], tops[0], means[1], tops[1], one.capped or "", one.clipped or "")
+        held = (count or "" for count in (one.capped, one.clipped, one.twins))
+        cells = (one.rounds, means[0], tops[0], means[1], tops[1], *held)
         text = "".join(f"<td>{cell}</td>" for cell in cells) + f'<td class="text">{escape(why)}</td>'
         rows.append(f"<tr><th scope=row>{escape(one.client)}</th>{text}</tr>")
     hidden = next((r["influence"]["hidden"] for r in records if "hidden" in r.get("influence", {})), "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedbayes.federation.influence import is_shown
@@ -22,7 +22,7 @@ def record_of(task: Task, order: Order, outcome: Outcome, report: dict[str, Any]
         "bytes_down": message_bytes(down) * (came + len(order.dropped)),
         "bytes_up": message_bytes(task.program.pooling.uploaded(down)) * came,
     }
-    rows = report.pop("influence", None)
+    rows, twins = report.pop("influence", None), report.pop("twins", ())
     attacked = task.program.pooling.attacked
     lied = [] if attacked is None else [k for k in order.cohort if k in attacked.clients]
     return {
@@ -34,14 +34,16 @@ def record_of(task: Task, order: Order, outcome: Outcome, report: dict[str, Any]
             {} if attacked is None else {"attack": attacked.name, "attackers": [names[k] if names else k for k in lied]}
         ),
         "train": {name: total / outcome.counted for name, total in outcome.metrics.items() if outcome.counted},
-        **_influence(task, outcome, rows),
+        **_influence(task, outcome, rows, twins),
         **report,
         **{name: count + int(report.get(name, 0)) for name, count in moved.items()},  # stages may have moved more
         **({"notes": notes} if (notes := task.engine.take_notes()) else {}),
     }
 
 
-def _influence(task: Task, outcome: Outcome, rows: Mapping[int, influence.Row] | None) -> dict[str, Any]:
+def _influence(
+    task: Task, outcome: Outcome, rows: Mapping[int, influence.Row] | None, twins: Sequence[Sequence[int]]
+) -> dict[str, Any]:
     """Who moved the model in a round, for its journal."""
     program = task.program
     if not outcome.counted or not is_shown(program):
@@ -50,7 +52,8 @@ def _influence(task: Task, outcome: Outcome, rows: Mapping[int, influence.Row] |
         return {"influence": {"hidden": influence.HIDDEN}}
     sure = program.pooling.rules[program.prediction.part].weighs_precision and not program.pooling.buckets
     named = {task.clients.name(k): row for k, row in rows.items()}
-    return {"influence": influence.record_of(named, influence.PRECISION if sure else influence.WEIGHT)}
+    groups = [[task.clients.name(k) for k in group] for group in twins]
+    return {"influence": influence.record_of(named, influence.PRECISION if sure else influence.WEIGHT, groups)}
 
 
 def follow_scales(task: Task, before: Parts, state: FederationState, record: dict[str, Any]) -> None:

@@ -230,7 +230,8 @@ class Run:
 
         `change` is the rms of a client's change in units of the broadcast, before any bound; `share` its share of the
         pooled precision (of the weight, under rules that do not weigh by precision), after it; `capped` the share of
-        its weights that claimed too much; `clipped` whether its change was shortened; `refused` why it was left out.
+        its weights that claimed too much; `clipped` whether its change was shortened; `twins` with how many others it
+        counted as one; `refused` why it was left out.
         """
         return table_of(self.journal)
 

@@ -34,8 +34,9 @@ ENGINES = {
 COMPILE = {
     "auto": "where it pays",
     "off": "never",
+    "captured": "no, but captured as a CUDA graph: nothing to wait for",
     "on": "before the first round",
-    "graph": "as a CUDA graph",
+    "graph": "and captured as a CUDA graph",
     "soon": "beside the first rounds, which run eagerly meanwhile: the same to rounding only",
 }
 PRECISIONS = {
@@ -55,6 +56,8 @@ ATTACKS = {
     "certain": "the true mean, claimed with certainty",
     "underconfident": "the true mean with huge scales",
     "inflated_counts": "the truth, with more rows than there are",
+    "ipm_apart": "as ipm, but no two the same",
+    "mimic_apart": "as mimic, but no two the same",
 }
 CLIENTS, ROWS = "clients", "rows"
 PRIVATE = {
