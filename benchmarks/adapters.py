@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 import fedbayes as fb
 from fedbayes.data.fetch import here
+from fedbayes.errors import Diverged
 from fedbayes.evaluate.one_scale import one_scale
 from fedbayes.networks.papers import network_named
 from fedbayes.noise import seeded
@@ -38,6 +39,9 @@ from fedbayes.training.task import Task
 
 SITES = 20
 WIDTHS = (0.003, 0.01, 0.03, 0.1, 0.3)  # of which one is fitted afterwards
+DRAWN = {"estimator": "weight"}  # for all rows of a step at once: less to compute and to hold than draws of outputs
+ONCE = {**DRAWN, "train_draws": 1}  # as long as points take; fedvi needs pairs to see curvature with little noise
+LATER = {"pattern": ["blocks.[3-8].*"], "full": ["head.*", "blocks.[3-8].norm*"]}  # what is before stays as it was
 ONE_SCALE = "adapters, one scale fitted afterwards"
 Options = dict[str, Any]
 
@@ -52,7 +56,7 @@ class Case(NamedTuple):
     rounds: int
     batch: int
     chosen: dict[str, Options]  # by the Brier score of rows held out
-    ranks: tuple[int, ...]  # further ones that are tried
+    more: dict[str, tuple[str, Options, Options]]  # ways of this case: method, options, what differs of the adapters
     strangers: Callable[[], dict[str, Tensor]]
 
 
@@ -100,11 +104,20 @@ CASES = {
         resnet20,
         house_numbers,
         fb.data.Prepare((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # as the body was trained
-        {"pattern": ["conv", "blocks.*"], "rank": 16, "full": ["head.*", "*norm*"]},
+        {"pattern": ["blocks.*"], "rank": 16, "full": ["conv.*", "head.*", "*norm*"]},
         30,
         32,
-        {},  # not chosen yet
-        (32,),
+        {way: {"lr": 0.3} for way in ("full fine-tuning", "adapters, points", "adapters, points, rank 32")},
+        {  # in as many numbers as a posterior of rank 16 has
+            "adapters, points, rank 32": ("fedavg", {}, {"rank": 32}),
+            "adapters, posterior over the last layer, rank 32": (
+                "fedvi",
+                {**DRAWN, "points": ("*.lora_B", "conv.*")},
+                {"rank": 32},
+            ),
+            "later blocks, points, rank 40": ("fedavg", {}, {**LATER, "rank": 40}),
+            "later blocks, posterior, rank 20": ("fedvi", DRAWN, {**LATER, "rank": 20}),
+        },
         lambda: {name: fb.data.load(name).test_x for name in ("cifar100", "dtd")},
     ),
     "digits": Case(
@@ -116,11 +129,13 @@ CASES = {
         16,
         {  # by the Brier score
             "full fine-tuning": {"lr": 0.1},
-            "adapters, points": {"lr": 0.3},
-            "adapters, posterior": {"lr": 0.3, "prior_scale": 1.0},
-            "adapters, posterior of feduab": {"lr": 0.3, "initial": 0.1},
+            "adapters, points": {"lr": 0.1},
+            "adapters, posterior": {"lr": 0.3, "prior_scale": 0.3, "kl_weight": 0.1},
+            "adapters, posterior by drawn weights": {"lr": 0.1, "prior_scale": 0.3, "kl_weight": 0.001},
+            "adapters, posterior by sgd": {"lr": 0.1, "prior_scale": 0.3, "initial": 0.02},
+            "adapters, posterior of feduab": {"lr": 0.1, "initial": 0.03},
         },
-        (),
+        {},
         lambda: {"turned": fb.data.load("digits").test_x.rot90(1, (-2, -1))},
     ),
 }
@@ -128,22 +143,23 @@ CASES = {
 
 def ways(case: Case) -> dict[str, tuple[str, Options, Options]]:
     """What is compared: method, options, adapters."""
-    low, points, normals = case.adapters, {"epochs": 2, "batch": case.batch}, {"epochs": 2, "batch": case.batch}
+    low, steps = case.adapters, {"epochs": 2, "batch": case.batch}
     named: dict[str, tuple[str, Options, Options]] = {
-        "full fine-tuning": ("fedavg", {**points, "lr": 0.05}, {}),
-        "adapters, points": ("fedavg", {**points, "lr": 0.1}, low),
-        "adapters, posterior": ("fedvi", {**normals, "lr": 0.2}, low),
-        "adapters, posterior of feduab": ("feduab", {**normals, "lr": 0.1}, low),
-        "adapters, posterior over the last layer": ("fedvi", {**normals, "lr": 0.2, "points": ("*.lora_B",)}, low),
-        "both factors averaged": ("fedavg", {**points, "lr": 0.05}, {**low, "both": True}),
-        "last layer, points": ("fedavg", {**points, "lr": 0.1}, {"rank": 0}),
-        "last layer, posterior": ("fedvi", {**normals, "lr": 0.2}, {"rank": 0}),
+        "full fine-tuning": ("fedavg", {"lr": 0.05}, {}),
+        "adapters, points": ("fedavg", {"lr": 0.1}, low),
+        "adapters, posterior": ("fedvi", {}, low),
+        "adapters, posterior by drawn weights": ("fedvi", DRAWN, low),
+        "adapters, posterior by sgd": ("fedvi", {"optimiser": "sgd"}, low),
+        "adapters, posterior of fedivon": ("fedivon", ONCE, low),
+        "adapters, posterior of feduab": ("feduab", {**ONCE, "test_draws": 20, "division": 1.0}, low),
+        "both factors averaged": ("fedavg", {"lr": 0.05}, {**low, "both": True}),
+        "last layer, points": ("fedavg", {"lr": 0.1}, {"rank": 0}),
+        "last layer, posterior": ("fedvi", {}, {"rank": 0}),
     }
-    for rank in case.ranks:
-        wider = {w: (m, o, {**low, "rank": rank}) for w, (m, o, low) in named.items() if w.startswith("adapters")}
-        named |= {f"{way}, rank {rank}": row for way, row in wider.items()}
+    named |= {way: (method, options, {**low, **adapters}) for way, (method, options, adapters) in case.more.items()}
     named = {
-        way: (method, {**options, **case.chosen.get(way, {})}, low) for way, (method, options, low) in named.items()
+        way: (method, {**steps, **options, **case.chosen.get(way, {})}, low)
+        for way, (method, options, low) in named.items()
     }
     return {**named, ONE_SCALE: named["adapters, points"]}
 
@@ -155,12 +171,20 @@ def grid_of(way: str) -> list[Options]:
 
 # In the order in which they are tried: `--most 2` takes the first two of each.
 RATES = [{"lr": v} for v in (0.1, 0.3, 0.03, 1.0)]
+PRIORS = [
+    {"lr": lr, "prior_scale": s, "kl_weight": w} for s, w in ((0.1, 1.0), (0.1, 0.1), (0.3, 0.1)) for lr in (0.3, 0.1)
+]
 GRID: dict[str, list[Options]] = {
     "full fine-tuning": RATES,
     "adapters, points": RATES,
-    "adapters, posterior": [{"lr": lr, "prior_scale": s} for s in (0.3, 1.0, 0.1) for lr in (0.3, 0.1)],
-    "adapters, posterior over the last layer": [{"lr": lr, "prior_scale": s} for s in (0.3, 1.0) for lr in (0.3, 0.1)],
-    "adapters, posterior of feduab": [{"lr": lr, "initial": s} for s in (0.03, 0.1) for lr in (0.1, 0.3)],
+    "adapters, posterior": PRIORS,
+    "adapters, posterior by drawn weights": PRIORS,
+    "adapters, posterior by sgd": [{"lr": 0.1, "prior_scale": 0.3, "initial": s} for s in (0.02, 0.05)],
+    "adapters, posterior of fedivon": PRIORS,
+    "adapters, posterior over the last layer": PRIORS,
+    "later blocks, points": RATES,
+    "later blocks, posterior": PRIORS,
+    "adapters, posterior of feduab": [{"lr": lr, "initial": s} for s in (0.03, 0.01) for lr in (0.1, 0.3)],
     "both factors averaged": RATES,
     "last layer, points": RATES,
     "last layer, posterior": [{"lr": lr} for lr in (0.1, 0.3)],
@@ -187,34 +211,53 @@ def task_of(case: Case, way: str, data: fb.data.Dataset, seed: int, given: argpa
         seed=seed,
         device=given.device,
         engine="stacked" if gpu else "auto",
-        compile="off",
+        compile=given.compile or ("captured" if gpu else "off"),
         precision="tf32" if gpu else "float32",
         adapters=adapters,
-        evaluate_every=given.rounds or case.rounds,
+        at_once=20 if gpu else None,  # of similar length: hardly any waits for the longest
+        evaluate_every=given.every or given.rounds or case.rounds,
         **({"validation": 0.1} if way == ONE_SCALE else {}),
     )
 
 
-def trained(tasks: list[Task]) -> tuple[list[fb.Run], float]:
-    """All tasks as one program, or on a CPU one after another, and the seconds of each."""
+def trained(
+    tasks: list[Task], said: Callable[[int, Options], None] = lambda m, scores: None
+) -> tuple[list[fb.Run | None], float]:
+    """All tasks as one program, or on a CPU one after another, and the seconds of each; none of one that diverged.
+
+    `said` hears every score.
+    """
     began, owns = time.perf_counter(), [Memory() for _ in tasks]
     if tasks[0].device.type == "cpu":
-        return [train(task) for task in tasks], (time.perf_counter() - began) / len(tasks)
+        return [alone(task) for task in tasks], (time.perf_counter() - began) / len(tasks)
     last: list[Any] = [None] * len(tasks)
     for entries in rounds_together(tasks, [task.begin() for task in tasks], owns):
-        last = [old if entry is None else entry[0] for old, entry in zip(last, entries)]
-    runs = [fb.Run(task, end, [], own) for task, end, own in zip(tasks, last, owns)]
+        last = [old if entry is None else entry for old, entry in zip(last, entries)]
+        for m, entry in enumerate(entries):
+            for word in () if entry is None else (*entry[1].get("notes", ()), entry[1].get("diverged")):
+                print(word or "", end="\n" if word else "", flush=True)
+            if entry is not None and "test" in entry[1]:
+                said(m, {**scores_in(entry[1]["test"]), "rounds": entry[0].state.round})
+    ends = zip(tasks, last, owns)
+    runs = [None if "diverged" in end[1] else fb.Run(task, end[0], [], own) for task, end, own in ends]
     return runs, (time.perf_counter() - began) / len(tasks)
+
+
+def alone(task: Task) -> fb.Run | None:
+    try:
+        return train(task)
+    except Diverged as error:
+        print(error, flush=True)
+        return None
+
+
+def scores_in(scores: Any) -> Options:
+    return {name: float(scores[name]) for name in ("accuracy", "nll", "brier", "ece")}
 
 
 def message(run: fb.Run) -> int:
     """Numbers that a client sends in a round."""
     return sum((2 if isinstance(q, fb.Gaussian) else 1) * q.mean.numel() for q in run.parts.values())
-
-
-def figures_of(run: fb.Run) -> Options:
-    scores = run.scores()
-    return {name: float(scores[name]) for name in ("accuracy", "nll", "brier", "ece")}
 
 
 def strangers(case: Case, run: fb.Run) -> Options:
@@ -232,12 +275,17 @@ def strangers(case: Case, run: fb.Run) -> Options:
 def tune(figures: Figures, case: Case, given: argparse.Namespace) -> None:
     data = data_of(case, True, given.rows)
     for way in given.only or [way for way in ways(case) if way != ONE_SCALE]:
-        changes = grid_of(way)[: given.most] if given.change is None else [given.change]
+        changes = given.change or grid_of(way)[: given.most]
         for together in [[change] for change in changes] if given.device == "cpu" else [changes]:
-            runs, taken = trained([task_of(case, way, data, 100, given, change) for change in together])
-            for change, run in zip(together, runs):
-                words = ", ".join(f"{name} {value}" for name, value in change.items())
-                figures.add(f"{way}, {words}", **figures_of(run), seconds=taken, way=way, options=change)
+
+            def said(m: int, scores: Options, way: str = way, together: list[Options] = together) -> None:
+                words = ", ".join(f"{name} {value}" for name, value in together[m].items())
+                figures.add(f"{way}, {words}", **scores, way=way, options=together[m])
+
+            runs, taken = trained([task_of(case, way, data, 100, given, change) for change in together], said)
+            for m, run in enumerate(runs):
+                if run is not None:
+                    said(m, {**scores_in(run.scores()), "rounds": run.task.rounds, "seconds": taken})
 
 
 def test(figures: Figures, case: Case, given: argparse.Namespace) -> None:
@@ -246,18 +294,20 @@ def test(figures: Figures, case: Case, given: argparse.Namespace) -> None:
         for together in [[seed] for seed in given.seeds] if given.device == "cpu" else [given.seeds]:
             runs, taken = trained([task_of(case, way, data, seed, given, {}) for seed in together])
             for seed, run in zip(together, runs):
-                numbers = message(run)
+                if run is None:
+                    continue
+                numbers, rounds = message(run), run.task.rounds
                 if way == ONE_SCALE:
                     run = one_scale(run, draws=10, widths=WIDTHS).run
-                scores = {**figures_of(run), **strangers(case, run)}
-                figures.add(f"{way}, seed {seed}", **scores, numbers=numbers, seconds=taken)
+                scores = {**scores_in(run.scores()), **strangers(case, run)}
+                figures.add(f"{way}, seed {seed}", **scores, numbers=numbers, rounds=rounds, seconds=taken)
 
 
 def best_in(path: Path) -> dict[str, Options]:
-    """The options of each way with the lowest Brier score in a file of `tune`."""
+    """The options of each way with the lowest Brier score in a file of `tune`, of those trained longest."""
     rows = [row for row in json.loads(path.read_text())["rows"] if "way" in row and row["brier"] == row["brier"]]
-    lowest = {row["way"]: row for row in sorted(rows, key=lambda row: -row["brier"])}
-    return {way: row["options"] for way, row in lowest.items()}
+    best = {row["way"]: row for row in sorted(rows, key=lambda row: (row["rounds"], -row["brier"]))}
+    return {way: row["options"] for way, row in best.items()}
 
 
 def jobs(case: Case, given: argparse.Namespace) -> None:
@@ -275,11 +325,13 @@ def main() -> None:
     parser.add_argument("part", choices=["tune", "test", "join"])
     parser.add_argument("files", nargs="*", type=Path, help="of join")
     parser.add_argument("--list", action="store_true", help="print the single jobs")
-    parser.add_argument("--change", type=json.loads, help="options that are tried, of tune")
+    parser.add_argument("--change", nargs="*", type=json.loads, help="options that are tried, of tune")
     parser.add_argument("--chosen", type=Path, help="a file of tune whose best options are tested")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", help="captured on a GPU, off on a CPU")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--every", type=int, help="rounds between scores")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--rows", type=int, help="at most so many, of training and of testing")
     parser.add_argument("--most", type=int, help="options tried for each way, of tune")

@@ -111,7 +111,7 @@ def task_of(build: Any, given: argparse.Namespace, engine: str, recompute: bool)
         rounds=4,
         device=given.device,
         engine=engine,
-        compile="graph" if given.case == "graph" and given.device == "cuda" else "off",
+        compile=given.case if given.case in ("captured", "graph") and given.device == "cuda" else "off",
         precision="float32" if given.case == "alike" else given.precision,
         adapters=adapters,
         recompute=recompute,
@@ -153,7 +153,7 @@ def measured(figures: Figures, build: Any, given: argparse.Namespace) -> None:
 
 
 def name_of(given: argparse.Namespace) -> str:
-    how = {"loop": "loop", "eager": "stacked, off", "graph": "stacked, graph"}.get(given.case, given.case)
+    how = {"loop": "loop", "eager": "stacked, off"}.get(given.case, f"stacked, {given.case}")
     return f"{given.method}, {given.precision}, {how}{', recomputed' * given.recompute}"
 
 
@@ -180,7 +180,7 @@ def trained_one_round(task: Task) -> tuple[Tensor, Tensor]:
 
 
 NETWORKS = {"bert": bert, "vit": vit}
-CASES = {"plain": plain, "alike": alike, "loop": measured, "eager": measured, "graph": measured}
+CASES = {"plain": plain, "alike": alike, "loop": measured, "eager": measured, "captured": measured, "graph": measured}
 
 
 def main() -> None:
