@@ -95,8 +95,16 @@ def test_every_method_trains_and_engines_agree(name):
     x = replace(TINY, method=name, likelihood=likelihood, rounds=1, options=options)
     ends = []
     for engine in ("loop", "stacked"):
-        progress, *_ = _last(build(replace(x, engine=engine)))
-        ends.append(torch.cat([q.mean.flatten() for q in progress.state.broadcast.values()]))
+        task = build(replace(x, engine=engine))
+        progress, *_ = _last(task)
+        tensors: dict[str, torch.Tensor] = {}
+        for part, q in progress.state.broadcast.items():
+            layout = task.program.model.layouts.get(part)
+            fits = layout is not None and layout.size == q.mean.shape[-1]
+            tensors |= layout.split(q.mean) if fits else {part: q.mean}
+        if likelihood == "cox":  # it does not know a common shift, whose gradient is rounding: Adam makes a step of it
+            tensors.pop("3.bias", None)
+        ends.append(tensors)
     torch.testing.assert_close(*ends, atol=1e-4, rtol=1e-3)
 
 
