@@ -12,6 +12,7 @@ import pytest
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 SMALL = {
     "adapters.py": ["digits", "test", "--small", "--only", "adapters, points"],
+    "before.py": ["HEAD", "--case", "FedAvg MLP: auto", "--pairs", "1"],
     "bounds.py": ["--case", "FedAvg, MLP, 20 clients of 100 rows, one epoch", "--turns", "2"],
     "coverage.py": ["simulation", "--small"],
     "cpu.py": ["--only", "choice", "--case", "fedavg mlp, equal"],
