@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedbayes.model import convolution
 from fedbayes.model.interception import Interception
-from fedbayes.model.order import DIRECT, Straight, straight
+from fedbayes.model.likelihood import categorical
+from fedbayes.model.model import Model
+from fedbayes.model.order import DIRECT, Straight, calls_directly, straight
+from fedbayes.noise import Tape
 
 
 def network(*between: nn.Module) -> nn.Sequential:
@@ -84,3 +88,32 @@ def test_what_a_layer_calls_is_called_directly_unless_somebody_looks(layer):
     other[0].register_forward_hook(lambda layer, inputs, output: called.append(output))
     other(x)
     assert len(called) == 4 + (not plain)
+
+
+class Own(nn.Sequential):
+    """A module with a forward of the user's own."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_nothing_is_intercepted_for_layers_that_are_called_directly(plain, monkeypatch):
+    """On a CPU without oneDNN the first convolution is done our way in either network, by other ways to the same."""
+    net, seen, products = network(nn.ReLU()), [], []
+    whole, product = Interception.__torch_function__, convolution._product
+    monkeypatch.setattr(
+        Interception, "__torch_function__", lambda self, f, *rest: seen.append(f) or whole(self, f, *rest)
+    )
+    monkeypatch.setattr(convolution, "_product", lambda *given: products.append(given) or product(*given))
+    made = Model.of(net if plain else Own(*net), categorical())
+    assert calls_directly(made.module) is plain
+    x = torch.randn(6, 2, 14, 14).contiguous(memory_format=torch.channels_last)
+    weights = {n: p.detach().clone().requires_grad_() for n, p in net.named_parameters()}
+    with torch.backends.mkldnn.flags(enabled=False):
+        out, _ = made.train_output(weights, x, Tape(torch.zeros(0)), None)
+        still = made.output(weights, x)
+    assert bool(seen) is not plain
+    assert products
+    for ours in (out, still):
+        torch.testing.assert_close(ours, net(x))

@@ -19,7 +19,7 @@ from fedbayes.model.call import call, shared_copy, tensor_in
 from fedbayes.model.convolution import FEW, replaced
 from fedbayes.model.interception import Handler, Interception, batch_norm, training_handlers
 from fedbayes.model.likelihood import Likelihood, Weights, log_prob_of_classes
-from fedbayes.model.order import Straight, straight
+from fedbayes.model.order import Straight, calls_directly, straight
 from fedbayes.model.tracing import alone, asks_whether_traced, said_to_be_traced
 from fedbayes.model.trees import mapped
 from fedbayes.noise import Tape
@@ -210,8 +210,8 @@ class Model:
         handlers: Mapping[Any, Handler] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
-        usual: dict[Any, Handler] = replaced(_first(x)) if self.convolves else {}
-        replacements = {**usual, **(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
+        replacements = {**(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
+        replacements = {**self._usual(x, direct=not replacements), **replacements}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in self.static for n in self.layouts[part].names]
         weights = {**weights, **{n: weights[n].clone() for n in names}}
@@ -224,11 +224,19 @@ class Model:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
         if tape is None:
             replacements: dict[Any, Handler] = {F.batch_norm: batch_norm()} if self.bfloat16 else {}
-            replacements |= replaced(_first(x)) if self.convolves else {}
+            replacements |= self._usual(x, direct=not replacements)
             with Interception(replacements) if replacements else nullcontext():
                 return self._call(self.still, weights, x)
         with Interception({**replaced(_first(x)), **training_handlers(tape, None)}):
             return self._call(self.dropping, weights, x)
+
+    @cached_property
+    def _direct(self) -> bool:
+        return calls_directly(self.module)
+
+    def _usual(self, x: Tensor, *, direct: bool) -> dict[Any, Handler]:
+        """What is done our way in every call; nothing where layers do so by themselves."""
+        return {} if not self.convolves or (direct and self._direct and alone()) else replaced(_first(x))
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
         tensors, seen = self.as_read(_of_module(weights)), self.inputs(x)

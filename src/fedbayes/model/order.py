@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import has_torch_function
 
+from fedbayes.model.convolution import conv2d
 from fedbayes.model.tracing import alone
 
 
@@ -46,6 +47,13 @@ def straight(module: nn.Module) -> nn.Module:
     return module
 
 
+def calls_directly(module: nn.Module) -> bool:
+    """Whether all that the module calls is in DIRECT: nothing has to be intercepted to be done our way."""
+    if type(module) is not Straight:
+        return False
+    return all(type(layer) in DIRECT or calls_directly(layer) for layer in module)
+
+
 def _in_order(layers: Iterable[nn.Module]) -> list[int]:
     layers = list(layers)
     order = list(range(len(layers)))
@@ -69,7 +77,7 @@ def _conv2d(layer: Any, x: Tensor) -> Tensor:
     if layer.padding_mode != "zeros":
         return layer(x)
     own = layer._parameters
-    return F.conv2d(x, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
+    return conv2d(x, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
 def _max_pool2d(layer: Any, x: Tensor) -> Tensor:
