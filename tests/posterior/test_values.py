@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import distributions as D
 from torch import nn
 from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedbayes.posterior.layout import Layout
 from fedbayes.posterior.values import (
@@ -87,18 +88,34 @@ def test_moments_and_naturals_give_the_gaussian_back(mean, scale):
     assert float(shift) == pytest.approx(mean / scale**2)
 
 
+def traced(rho: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As compiled steps have it."""
+    graph = make_fx(softplus_and_slope, tracing_mode="fake")(torch.empty_like(rho))
+    assert ("log1p" in graph.code) == (rho.dtype == torch.float64)
+    return graph(rho)
+
+
+@pytest.mark.parametrize("way", [softplus_and_slope, traced])
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-13), (torch.float32, 3e-6)])
-def test_softplus_and_its_slope_from_tiny_to_huge(dtype, rtol):
-    rho = torch.tensor([-85.0, -30.0, -1.5, 0.0, 2.0, 17.0, 29.9, 30.1, 700.0], dtype=dtype)
+def test_softplus_and_its_slope_from_tiny_to_huge(dtype, rtol, way):
+    rho = torch.tensor([-85.0, -30.0, -1.5, -0.0, 0.0, 0.1, 2.0, 17.0, 29.9, 30.1, 700.0], dtype=dtype)
     kept = rho.clone()
-    scale, slope = softplus_and_slope(rho)
+    scale, slope = way(rho)
     exact = [max(r, 0.0) + math.log1p(math.exp(-abs(r))) for r in rho.tolist()]
     bent = [1 / (1 + math.exp(-r)) for r in rho.tolist()]
     torch.testing.assert_close(scale, torch.tensor(exact, dtype=dtype), rtol=rtol, atol=0)
     torch.testing.assert_close(slope, torch.tensor(bent, dtype=dtype), rtol=rtol, atol=0)
     assert torch.equal(rho, kept)
-    assert softplus_and_slope(torch.tensor([-torch.inf]))[0].item() == 0.0
-    assert softplus_and_slope(torch.tensor([torch.nan]))[0].isnan().all()
+    assert way(torch.tensor([-torch.inf]))[0].item() == 0.0
+    assert way(torch.tensor([torch.nan]))[0].isnan().all()
+
+
+def test_softplus_of_compiled_steps_is_exact_to_rounding():
+    rho = torch.linspace(-20, 20, 40001)
+    scale, slope = traced(rho)
+    exact, bent = softplus_and_slope(rho.double())
+    torch.testing.assert_close(scale.double(), exact, rtol=4e-7, atol=0)
+    torch.testing.assert_close(slope.double(), bent, rtol=4e-7, atol=0)
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)

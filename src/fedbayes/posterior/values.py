@@ -31,7 +31,18 @@ def softplus_inverse(scale: Tensor) -> Tensor:
 
 
 def softplus_and_slope(rho: Tensor) -> tuple[Tensor, Tensor]:
-    """softplus(rho) = log(1 + e^rho), which is never below rho, and its derivative, from one exponential."""
+    """softplus(rho) = log(1 + e^rho), which is never below rho, and its derivative, from one exponential.
+
+    Where one kernel is made of all its operations it is max(rho, 0) + log(1 + t), t = e^-|rho|, by the series of
+    log(1 + t) = 2 artanh(z), z = t / (2 + t) <= 1/3: exact to rounding in float32, and a third of a logarithm's time.
+    """
+    if rho.dtype == torch.float32 and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        t = (-rho.abs()).exp()
+        z, slope = t / (2 + t), 1 / (1 + t)
+        q = z.square()
+        series = 1 / 9 + q * (1 / 11 + q * (1 / 13))
+        series = 1 + q * (1 / 3 + q * (1 / 5 + q * (1 / 7 + q * series)))
+        return rho.clamp(min=0) + 2 * z * series, torch.where(rho < 0, t * slope, slope)
     t = rho.clamp(max=30.0).exp_()
     scale = torch.maximum(t.log1p(), rho)  # not a choice by where, which takes as long as the logarithm on a CPU
     return scale, t.div_(1 + t)
