@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Phase, only_if
+from fedbayes.engine.batches import taken
 from fedbayes.engine.clock import COMPILE, share
 from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.fast import dense, forms, fused, rowwise
@@ -200,7 +201,7 @@ class Steps:
         step = self._step(work)
         numbers = torch.arange(len(rows), device=x.device)
         for s, (r, live, at) in enumerate(zip(rows.unbind(0), flags, numbers.unbind(0))):
-            state = step(state, x[r], y[r], live, work.noise(s, 1)[0], at, work.info)
+            state = step(state, taken(x, r), taken(y, r), live, work.noise(s, 1)[0], at, work.info)
         return state
 
     def _step(self, work: Work) -> Callable[..., Any]:
@@ -240,8 +241,7 @@ def _one_client(work: Work, state: Any) -> Any:
     pieces, several = rows.flatten(0, 1).unbind(0), phase.batches
     for s, (at, whole) in enumerate(zip(torch.arange(len(rows), device=rows.device).unbind(0), full)):
         masks = [None] * several if whole or live is None else list(live[s].to(rows.device))
-        # Not x[r]: its general index costs ten times as much for a batch of bytes.
-        pairs = [(store.x.index_select(0, r), store.y.index_select(0, r)) for r in pieces[s * several :][:several]]
+        pairs = [(taken(store.x, r), taken(store.y, r)) for r in pieces[s * several :][:several]]
         batches = tuple(Batch(x, y, mask, at) for (x, y), mask in zip(pairs, masks))
         tape = Tape(work.noise(s, 1)[0, 0] if len(silence) else silence)
         state = phase.step(state, batches[0] if several == 1 else batches, tape, info)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedbayes.clients.client import Info
 from fedbayes.clients.ghost import point_rows
 from fedbayes.clients.private_rows import noisy_sum
+from fedbayes.engine.batches import taken
 from fedbayes.engine.fast.forms import Dense
 from fedbayes.model.chain import Chain, Layer, head, layers_in
 
@@ -61,8 +62,8 @@ def run(
             memory = None if velocity is None else velocity[:working]
             group = Group.of(form, vectors[:working], slopes[:working], memory)
         at = rows[s, :working, 0]
-        flat, mask = at.flatten(), None if live is None or full[s] else live[s, :working, 0]
-        inputs, targets = form.inputs(x[flat]).reshape(*at.shape, -1), y[flat].reshape(*at.shape, *y.shape[1:])
+        mask = None if live is None or full[s] else live[s, :working, 0]
+        inputs, targets = form.inputs(x.index_select(0, at.flatten())).reshape(*at.shape, -1), taken(y, at)
         if form.private:
             _private_gradient(form, group, inputs, targets, mask, info, noise(s, 1)[0, :working])
         else:
