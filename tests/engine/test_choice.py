@@ -47,6 +47,16 @@ def test_a_long_run_is_compiled_where_there_is_a_compiler(monkeypatch: pytest.Mo
     assert "no C++ compiler" in without.choice
 
 
+def test_a_long_run_of_points_with_convolutions_is_not_compiled_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/" + name)
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
+    long = {"network": network, "rounds": 5000}
+    assert task(**long).engine.steps.mode == "eager"
+    assert "points with convolutions" in task(**long).choice
+    assert task(**long, compile="on").engine.steps.mode == "compiled"
+    assert task(**long, method="feduab").engine.steps.mode == "compiled"
+
+
 def test_convolutions_of_tiny_images_run_a_few_clients_at_once_on_a_cpu() -> None:
     made = task(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3)), rounds=3)
     assert made.engine.chunk == choice.FEW_TINY

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedbayes.clients.point import PointStep
 from fedbayes.engine.asleep import sleep_while_waiting
 from fedbayes.engine.batches import steps_in_epoch
 from fedbayes.engine.fast import forms
@@ -69,6 +70,8 @@ def choose(
     if mode != "graph" and any(phase.private for phase in program.client.phases):
         mode, why = "eager", "samples of private steps differ in size"
     phases, workers, clients_asked = program.client.phases, 0, chunk
+    if compile == "auto" and mode == "compiled" and _are_points_of_images(program):
+        mode, why = "eager", "points with convolutions: kernels lose more by their layout than they save"
     if device == "cpu" and not again:
         if compile in ("auto", "off") and all(map(forms.dense, phases)):
             mode, why = BY_HAND, "a chain of linear maps, its gradient by hand"
@@ -108,6 +111,12 @@ def carry_of(engine: Engine) -> Carry:
 def _is_small(program: Program) -> bool:
     """Whether a client's products are so short that a second thread costs more than it brings."""
     return _weights(program) * max(phase.batch for phase in program.client.phases) <= SMALL
+
+
+def _are_points_of_images(program: Program) -> bool:
+    """Whether weights without noise go through convolutions of images, which PyTorch runs with channels last."""
+    points = all(isinstance(phase.step, PointStep) for phase in program.client.phases)
+    return points and any(isinstance(layer, nn.Conv2d) for layer in program.model.module.modules())
 
 
 def _weights(program: Program) -> int:
