@@ -23,7 +23,7 @@ def table(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     rounds: Annotated[int | None, typer.Option(help="Another number of rounds than the paper's.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, tf32 or bf16, instead of the table's own.")] = None,
-    compile: Annotated[str | None, typer.Option(help="auto, off, on, graph (a CUDA graph) or soon.")] = None,
+    compile: Annotated[str | None, typer.Option(help="auto, off, captured, on, graph (a CUDA graph) or soon.")] = None,
     at_once: Annotated[int | None, typer.Option(help="Clients trained side by side; by default what fits.")] = None,
     train: Annotated[bool, typer.Option(help="Train what is missing; else only write the pages.")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the posterior of each cell beside its file.")] = False,
@@ -62,7 +62,7 @@ def league(
     scale: Annotated[str, typer.Option(help="paper, or small (two rounds).")] = "paper",
     seeds: Annotated[str, typer.Option(help="Seeds of each cell, as 0..4 or 0,3.")] = "0..4",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    compile: Annotated[str | None, typer.Option(help="auto, off, on, graph (a CUDA graph) or soon.")] = None,
+    compile: Annotated[str | None, typer.Option(help="auto, off, captured, on, graph (a CUDA graph) or soon.")] = None,
     train: Annotated[bool, typer.Option(help="Train what is missing; else only write the pages.")] = True,
     output: Annotated[Path, typer.Option(help="The folder of the pages and cells.")] = Path("docs/results/league"),
 ) -> None:
