@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from few_rows import few_rows, small_network
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedbayes as fb
 from fedbayes import Gaussian, Point, pool
-from fedbayes.data import from_clients
 from fedbayes.federation.pooling import pooled
 from fedbayes.federation.program import Contribution, Outcome
 from fedbayes.federation.robust import count_of
@@ -136,17 +136,6 @@ def test_what_is_trimmed_to_one_client_is_the_median(seed: int, k: int) -> None:
     torch.testing.assert_close(both(pool("trimmed_mean", qs, outliers=0.499)), both(pool("median", qs)))
 
 
-def clients(sizes: tuple[int, ...] = (4, 9, 6, 5, 8)):
-    random = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(n, 3, generator=random), torch.randint(2, (n,), generator=random)) for n in sizes]
-    return from_clients(pairs, pairs[0], classes=2)
-
-
-def network() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
-
-
 CASES = [(method, name) for method in ("fedavg", "fedvi") for name in ROBUST] + [("pfedbayes", "median")]
 
 
@@ -155,7 +144,7 @@ def test_engines_agree_under_every_robust_rule(method: str, name: str) -> None:
     key = "pooled" if method == "fedswag" else "rule"
     made = getattr(fb.methods, method)(epochs=1, batch=4, lr=0.05, optimiser="sgd", test_draws=2, **{key: name})
     runs = [
-        fb.fit(network(), clients(), method=made, rounds=1, compile="off", **options)
+        fb.fit(small_network(), few_rows((4, 9, 6, 5, 8)), method=made, rounds=1, compile="off", **options)
         for options in ({"engine": "loop"}, {"engine": "stacked", "at_once": 2})
     ]
     first = runs[0].progress.state.broadcast
@@ -170,7 +159,7 @@ def test_engines_agree_under_every_robust_rule(method: str, name: str) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "fedvi"])
 def test_no_part_is_owned_by_a_liar_with_many_rows(method: str, name: str) -> None:
     made = getattr(fb.methods, method)(epochs=1, batch=4, rule=name, outliers=0.2)
-    task = prepare(network(), clients(), method=made, rounds=1, engine="loop")
+    task = prepare(small_network(), few_rows((4, 9, 6, 5, 8)), method=made, rounds=1, engine="loop")
     order = open_round(task.program, task.begin().state, clients=5, cohort=5, seed=0)
     uploads = task.engine.run(task.program, order, lambda k: None).uploads
     rows = [u.parts for u in uploads[:-1]]

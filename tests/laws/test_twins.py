@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from few_rows import few_rows, small_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedbayes as fb
 from fedbayes import Gaussian, Point, pool
-from fedbayes.data import from_clients
 from fedbayes.federation.robust import count_of, distances
 from fedbayes.federation.rules import RULES
 from fedbayes.federation.twins import groups_of
@@ -116,17 +116,6 @@ def test_a_minority_far_apart_makes_no_twins_of_honest_clients(seed: int, honest
     assert all(len({*group} & {*range(honest)}) <= 1 for group in groups_of(gaps, 0.999 * least / most))
 
 
-def sites(sizes: tuple[int, ...] = (4, 9, 6, 5, 8, 7)):
-    random = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(n, 3, generator=random), torch.randint(2, (n,), generator=random)) for n in sizes]
-    return from_clients(pairs, pairs[0], classes=2)
-
-
-def network() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
-
-
 def moved(run: fb.Run) -> Tensor:
     return run.progress.state.broadcast["model"].mean
 
@@ -136,7 +125,7 @@ def test_engines_agree_and_the_journal_names_who_counted_as_one(method: str) -> 
     made = getattr(fb.methods, method)(epochs=1, batch=4, rule="trimmed_mean", mixing=True, twins=0.1, test_draws=2)
     lying = {"attack": "ipm", "attackers": [1, 2, 4]}
     runs = [
-        fb.fit(network(), sites(), method=made, rounds=2, compile="off", **engine, **lying)
+        fb.fit(small_network(), few_rows((4, 9, 6, 5, 8, 7)), method=made, rounds=2, compile="off", **engine, **lying)
         for engine in ({"engine": "loop"}, {"engine": "stacked", "at_once": 2})
     ]
     torch.testing.assert_close(moved(runs[0]), moved(runs[1]), rtol=1e-7, atol=1e-9)
