@@ -42,6 +42,7 @@ WIDTHS = (0.003, 0.01, 0.03, 0.1, 0.3)  # of which one is fitted afterwards
 DRAWN = {"estimator": "weight"}  # for all rows of a step at once: less to compute and to hold than draws of outputs
 ONCE = {**DRAWN, "train_draws": 1}  # as long as points take; fedvi needs pairs to see curvature with little noise
 LATER = {"pattern": ["blocks.[3-8].*"], "full": ["head.*", "blocks.[3-8].norm*"]}  # what is before stays as it was
+AVERAGED = {**ONCE, "test_draws": 20, "division": 1.0}  # of feduab: scales are pooled as they are
 ONE_SCALE = "adapters, one scale fitted afterwards"
 Options = dict[str, Any]
 
@@ -105,11 +106,15 @@ CASES = {
         house_numbers,
         fb.data.Prepare((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # as the body was trained
         {"pattern": ["blocks.*"], "rank": 16, "full": ["conv.*", "head.*", "*norm*"]},
-        30,
+        40,
         32,
-        {way: {"lr": 0.3} for way in ("full fine-tuning", "adapters, points", "adapters, points, rank 32")},
+        {
+            "full fine-tuning": {"lr": 1.0},
+            **{way: {"lr": 0.3} for way in ("adapters, points", "adapters, points, rank 32")},
+        },
         {  # in as many numbers as a posterior of rank 16 has
             "adapters, points, rank 32": ("fedavg", {}, {"rank": 32}),
+            "adapters, posterior of feduab, rank 32": ("feduab", AVERAGED, {"rank": 32}),
             "adapters, posterior over the last layer, rank 32": (
                 "fedvi",
                 {**DRAWN, "points": ("*.lora_B", "conv.*")},
@@ -151,7 +156,7 @@ def ways(case: Case) -> dict[str, tuple[str, Options, Options]]:
         "adapters, posterior by drawn weights": ("fedvi", DRAWN, low),
         "adapters, posterior by sgd": ("fedvi", {"optimiser": "sgd"}, low),
         "adapters, posterior of fedivon": ("fedivon", ONCE, low),
-        "adapters, posterior of feduab": ("feduab", {**ONCE, "test_draws": 20, "division": 1.0}, low),
+        "adapters, posterior of feduab": ("feduab", AVERAGED, low),
         "both factors averaged": ("fedavg", {"lr": 0.05}, {**low, "both": True}),
         "last layer, points": ("fedavg", {"lr": 0.1}, {"rank": 0}),
         "last layer, posterior": ("fedvi", {}, {"rank": 0}),
@@ -184,7 +189,11 @@ GRID: dict[str, list[Options]] = {
     "adapters, posterior over the last layer": PRIORS,
     "later blocks, points": RATES,
     "later blocks, posterior": PRIORS,
-    "adapters, posterior of feduab": [{"lr": lr, "initial": s} for s in (0.03, 0.01) for lr in (0.1, 0.3)],
+    "adapters, posterior of feduab": [  # the narrower, the less it is held: its prior is as narrow
+        {"lr": lr, "initial": s, "kl_weight": w}
+        for s, w in ((0.01, 1e-6), (0.01, 1e-5), (0.02, 1e-5), (0.005, 1e-7), (0.03, 1e-4), (0.01, 1e-4))
+        for lr in (0.3, 0.1)
+    ],
     "both factors averaged": RATES,
     "last layer, points": RATES,
     "last layer, posterior": [{"lr": lr} for lr in (0.1, 0.3)],

@@ -123,6 +123,7 @@ def start(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     from fedbayes.training.rounds import rounds
     from fedbayes.training.run import Memory
 
+    torch.manual_seed(0)
     network, name = case.network()
     data = federation(case.shape, [arguments.rows] * case.clients)
     if arguments.device == "cuda":
