@@ -150,17 +150,18 @@ def test_the_residual_network_of_the_adapters_page_is_fine_tuned(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / BODY).symlink_to(body)
     (code,) = [code for code in BLOCK.findall((ROOT / "docs/adapters.md").read_text(encoding="utf-8")) if BODY in code]
-    for many, few in (("7000:]", "40:50]"), ("7000", "40"), ("rounds=30", "rounds=1"), ("clients=20", "clients=2")):
+    for many, few in (("7000:]", "40:50]"), ("7000", "40"), ("rounds=40", "rounds=1"), ("clients=20", "clients=2")):
         assert many in code
         code = code.replace(many, few)
     code = code.replace(".test_x).entropy", ".test_x[:10]).entropy")
-    code = code.replace("batch=32", "batch=32, train_draws=1, test_draws=1")
+    code = code.replace("test_draws=20", "test_draws=1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that sets are partial
         exec(code, {"fb": fb, "torch": torch, "nn": nn})
     said = capsys.readouterr().out
     assert "accuracy" in said
     assert "photographs" in said
+    assert "textures" in said
 
 
 def test_the_table_of_the_page_on_choosing_is_the_leagues():
