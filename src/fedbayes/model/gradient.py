@@ -41,7 +41,7 @@ def weight_gradients(
     if _STILL.get() or not alone():
         return gradients(lambda vectors, *rest: loss(model.weights(vectors), *rest), vectors, *rest)
     cuts = [model.layouts[part].cut(vector.detach()) for part, vector in vectors.items()]
-    slopes, other = _by_leaves(loss, {name: t for cut in cuts for name, t in cut.items()}, rest)
+    slopes, other = _by_leaves(loss, model.as_read({name: t for cut in cuts for name, t in cut.items()}), rest)
     return {part: model.layouts[part].flat(slopes) for part in vectors}, other
 
 
@@ -51,9 +51,20 @@ def _by_leaves(loss: Callable[..., tuple[Tensor, Any]], leaves: Vectors, rest: t
         for leaf in leaves.values():
             leaf.requires_grad_()
         value, other = loss(leaves, *rest)
-    slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    slopes = _backward(value, tuple(leaves.values()))
     filled = [torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), slopes)]
     return dict(zip(leaves, filled)), mapped(Tensor.detach, other)
+
+
+def _backward(value: Tensor, leaves: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad`; on a CPU its engine itself, for the backward pass stays in this thread.
+
+    What other threads would have to know makes every node dearer, a hundredth of a step with convolutions in all.
+    """
+    if value.is_cpu and value.requires_grad:
+        engine, one = torch.autograd.Variable._execution_engine, torch.ones_like(value)
+        return engine.run_backward((value,), (one,), False, False, leaves, True, accumulate_grad=False)
+    return torch.autograd.grad(value, leaves, allow_unused=True)
 
 
 def still(step: Callable[..., Any]) -> Callable[..., Any]:

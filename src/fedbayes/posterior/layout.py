@@ -77,13 +77,10 @@ class Layout:
             pieces.append(t.reshape(*t.shape[:lead], -1))
         return torch.cat(pieces, -1)
 
-    @cached_property
-    def _templates(self) -> list[Tensor]:
-        return [torch.empty(shape, device="meta") for shape in self.shapes]
-
     def cut(self, vector: Tensor) -> dict[str, Tensor]:
         """`split` of one vector [P] in one call: for tensors that are not differentiated by the vector."""
-        return dict(zip(self.names, torch._utils._unflatten_dense_tensors(vector, self._templates)))
+        pieces = torch.split_with_sizes(vector, self.sizes)
+        return {n: t if len(s) == 1 else t.view(s) for n, t, s in zip(self.names, pieces, self.shapes)}
 
     def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """`join` into one vector [P] in one call, of tensors that have the layout's shapes."""
