@@ -24,14 +24,18 @@ SETTINGS = [
 ]
 
 
+FORMATS = (torch.contiguous_format, torch.channels_last)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("most", [2**22, 0], ids=["one product", "too many patches"])
 @pytest.mark.parametrize("settings", [*SETTINGS, {"stride": (2, 3), "padding": (0, 2)}], ids=str)
 def test_a_first_convolution_in_training_is_the_convolution_and_has_its_gradients(
-    settings, most, monkeypatch, without_onednn
+    settings, most, form, monkeypatch, without_onednn
 ):
     monkeypatch.setattr(convolution, "PATCHES", most)
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 3, 9, 8, generator=random, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(5, 3, 9, 8, generator=random, dtype=torch.float64).contiguous(memory_format=form)
     weight = torch.randn(6, 3 // settings.get("groups", 1), 3, 2, generator=random, dtype=torch.float64)
     bias = torch.randn(6, generator=random, dtype=torch.float64)
 
@@ -51,9 +55,10 @@ def test_a_first_convolution_of_more_rows_than_the_image_has_is_refused_as_pytor
         conv2d(x, torch.randn(3, 1, 3, 3, requires_grad=True))
 
 
-def test_few_channels_last_come_out_channels_last(without_onednn):
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_few_channels_come_out_channels_last(form, without_onednn):
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 3, 8, 8, generator=random).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(5, 3, 8, 8, generator=random).contiguous(memory_format=form)
     weight, bias = torch.randn(4, 3, 3, 3, generator=random), torch.randn(4, generator=random)
     out = conv2d(x, weight, bias, padding=1)
     assert out.is_contiguous(memory_format=torch.channels_last)

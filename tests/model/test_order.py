@@ -10,7 +10,7 @@ from fedbayes.model import convolution
 from fedbayes.model.interception import Interception
 from fedbayes.model.likelihood import categorical
 from fedbayes.model.model import Model
-from fedbayes.model.order import DIRECT, Straight, calls_directly, straight
+from fedbayes.model.order import DIRECT, Direct, Straight, straight
 from fedbayes.noise import Tape
 
 
@@ -90,6 +90,26 @@ def test_what_a_layer_calls_is_called_directly_unless_somebody_looks(layer):
     assert len(called) == 4 + (not plain)
 
 
+def test_a_network_without_modules_is_that_of_functional_call():
+    """Nested, a layer that is there twice, one without bias, and weights that the call is not given."""
+    torch.manual_seed(0)
+    twice = nn.Linear(6, 6)
+    net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Sequential(twice, nn.Tanh(), twice), nn.Sigmoid())
+    direct, x = Direct.of(straight(copy.deepcopy(net))), torch.randn(5, 4)
+    given = {"0.weight": torch.randn(6, 4), "1.0.bias": torch.randn(6)}
+    assert torch.equal(direct({}, x), net(x))
+    assert torch.equal(direct(given, x), torch.func.functional_call(net, given, x))
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_network_with_hooks_is_called_as_a_module(kind, place):
+    net = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.Tanh()))
+    assert Direct.of(straight(copy.deepcopy(net))) is not None
+    getattr(net[place], f"register_{kind}_hook")(lambda *seen: None)
+    assert Direct.of(straight(net)) is None
+
+
 class Own(nn.Sequential):
     """A module with a forward of the user's own."""
 
@@ -107,7 +127,7 @@ def test_nothing_is_intercepted_for_layers_that_are_called_directly(plain, monke
     )
     monkeypatch.setattr(convolution, "_product", lambda *given: products.append(given) or product(*given))
     made = Model.of(net if plain else Own(*net), categorical())
-    assert calls_directly(made.module) is plain
+    assert (Direct.of(made.module) is not None) is plain
     x = torch.randn(6, 2, 14, 14).contiguous(memory_format=torch.channels_last)
     weights = {n: p.detach().clone().requires_grad_() for n, p in net.named_parameters()}
     with torch.backends.mkldnn.flags(enabled=False):

@@ -37,6 +37,11 @@ def replaced(x: Tensor) -> dict[Any, Any]:
     return {F.conv2d: conv2d} if x.is_cuda or not torch.backends.mkldnn.enabled else {}
 
 
+def few(x: Tensor) -> bool:
+    """Whether images, or filters, have so few channels that a CPU's kernels are slow where channels lie last."""
+    return x.shape[1] <= FEW and x.is_cpu and not torch.backends.mkldnn.enabled
+
+
 def side_by_side(x: Tensor) -> bool:
     """Whether this is of clients side by side on a GPU, within compiled steps."""
     return _STACKED and x.is_cuda
@@ -58,9 +63,7 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any
         return _stacked(input, weight, bias, *args, **kwargs)
     if not args and not kwargs and weight.shape[2:] == (1, 1) and unfused(input) and not alone():
         return _mixed(input, weight, bias)
-    few = weight.shape[1] <= FEW and input.dim() == 4 and input.device.type == "cpu"
-    slow = few and not torch.backends.mkldnn.enabled
-    if slow and alone() and input.is_contiguous(memory_format=torch.channels_last):
+    if input.dim() == 4 and few(weight) and alone():
         if weight.requires_grad and not input.requires_grad and not _COMPILED:
             return _product(input, weight, bias, *args, **kwargs)
         out = F.conv2d(input.contiguous(), weight, bias, *args, **kwargs)
@@ -89,15 +92,15 @@ def _product(
     (down, right), (rows, columns), fits = _pair(stride), weight.shape[-2:], not isinstance(padding, str)
     top, left = _pair(padding) if fits else (0, 0)
     count, channels, height, width = (*input.shape[:2], input.shape[2] + 2 * top, input.shape[3] + 2 * left)
-    high, wide = (height - rows) // down + 1, (width - columns) // right + 1
-    small = 0 < weight[0].numel() * count * high * wide <= PATCHES
+    high, wide, size = (height - rows) // down + 1, (width - columns) // right + 1, channels * rows * columns
+    small = 0 < size * count * high * wide <= PATCHES
     if not (fits and small) or groups > 1 or _pair(dilation) != (1, 1):
         out = F.conv2d(input.contiguous(), weight, bias, stride, padding, dilation, groups)
         return out.contiguous(memory_format=torch.channels_last)
-    x = F.pad(input.contiguous(), (left, left, top, top))
+    x = (F.pad(input, (left, left, top, top)) if top or left else input).contiguous()
     image, channel, row, column = x.stride()
     strides = (channel, row, column, image, row * down, column * right)
-    patches = x.as_strided((channels, rows, columns, count, high, wide), strides).reshape(weight[0].numel(), -1)
+    patches = x.as_strided((channels, rows, columns, count, high, wide), strides).reshape(size, -1)
     filters = weight.flatten(1).T.contiguous()  # so that its gradient is a product of rows that lie side by side
     out = patches.T @ filters if bias is None else torch.addmm(bias, patches.T, filters)
     return out.view(count, high, wide, -1).permute(0, 3, 1, 2)

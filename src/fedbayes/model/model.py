@@ -13,13 +13,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import has_torch_function
 from torch.utils._pytree import tree_leaves
 
 from fedbayes.model.call import call, shared_copy, tensor_in
-from fedbayes.model.convolution import FEW, replaced
+from fedbayes.model.convolution import FEW, few, replaced
 from fedbayes.model.interception import Handler, Interception, batch_norm, training_handlers
 from fedbayes.model.likelihood import Likelihood, Weights, log_prob_of_classes
-from fedbayes.model.order import Straight, calls_directly, straight
+from fedbayes.model.order import Direct, Straight, straight
 from fedbayes.model.tracing import alone, asks_whether_traced, said_to_be_traced
 from fedbayes.model.trees import mapped
 from fedbayes.noise import Tape
@@ -149,13 +150,14 @@ class Model:
 
     def inputs(self, x: Any) -> Any:
         """What the network sees of stored inputs, in its own precision; tokens stay whole numbers."""
-        return mapped(self._as_seen, self.prepare(x))
+        seen = self.prepare(x)
+        return self._as_seen(seen) if isinstance(seen, Tensor) else mapped(self._as_seen, seen)
 
     def _as_seen(self, x: Tensor) -> Tensor:
-        if x.is_floating_point():
+        if x.dtype != self.dtype and x.is_floating_point():
             x = x.to(self.dtype)
-        # Convolutions on a CPU are faster with channels last.
-        last = alone() and x.dim() == 4 and x.device.type == "cpu"
+        # Convolutions on a CPU are faster with channels last, but for those of few channels, which oneDNN alone reads.
+        last = x.dim() == 4 and x.is_cpu and alone() and not few(x)
         return x.contiguous(memory_format=torch.channels_last) if last else x
 
     def augmented(self, x: Tensor, tape: Tape) -> Tensor:
@@ -210,8 +212,10 @@ class Model:
         handlers: Mapping[Any, Handler] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output in training mode, and the buffer vectors after it."""
+        if not handlers and self._calls_directly(x):
+            return self._directly(weights, self.augmented(x, tape)), {}
         replacements = {**(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
-        replacements = {**self._usual(x, direct=not replacements), **replacements}
+        replacements = {**self._usual(x), **replacements}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in self.static for n in self.layouts[part].names]
         weights = {**weights, **{n: weights[n].clone() for n in names}}
@@ -222,21 +226,32 @@ class Model:
 
     def output(self, weights: Weights, x: Tensor, tape: Tape | None = None) -> Tensor:
         """Output in evaluation mode; with a tape, dropout stays on and reads it (MC dropout)."""
+        if tape is None and self._calls_directly(x):
+            return self._directly(weights, x)
         if tape is None:
             replacements: dict[Any, Handler] = {F.batch_norm: batch_norm()} if self.bfloat16 else {}
-            replacements |= self._usual(x, direct=not replacements)
+            replacements |= self._usual(x)
             with Interception(replacements) if replacements else nullcontext():
                 return self._call(self.still, weights, x)
         with Interception({**replaced(_first(x)), **training_handlers(tape, None)}):
             return self._call(self.dropping, weights, x)
 
     @cached_property
-    def _direct(self) -> bool:
-        return calls_directly(self.module)
+    def _direct(self) -> Direct | None:
+        return Direct.of(self.module)
 
-    def _usual(self, x: Tensor, *, direct: bool) -> dict[Any, Handler]:
-        """What is done our way in every call; nothing where layers do so by themselves."""
-        return {} if not self.convolves or (direct and self._direct and alone()) else replaced(_first(x))
+    def _calls_directly(self, x: Tensor) -> bool:
+        """Whether it is run without modules: its layers do all our way by themselves, and nobody looks at them."""
+        return self._direct is not None and alone() and not has_torch_function((x,))
+
+    def _directly(self, weights: Weights, x: Tensor) -> Tensor:
+        assert self._direct is not None
+        with torch.autocast(_first(x).device.type, torch.bfloat16) if self.bfloat16 else nullcontext():
+            return self._direct(self.as_read(weights), self.inputs(x)).to(self.dtype)
+
+    def _usual(self, x: Tensor) -> dict[Any, Handler]:
+        """What is done our way in every call."""
+        return replaced(_first(x)) if self.convolves else {}
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
         tensors, seen = self.as_read(_of_module(weights)), self.inputs(x)

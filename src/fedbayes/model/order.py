@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import has_torch_function
 
-from fedbayes.model.convolution import conv2d
+from fedbayes.model.convolution import FEW, conv2d
 from fedbayes.model.tracing import alone
+
+Function = Callable[..., Tensor]
+Options = tuple[Any, ...]
+NONE = ""  # in place of the name of a bias that a layer has not
 
 
 class Straight(nn.Sequential):
@@ -33,8 +37,11 @@ class Straight(nn.Sequential):
                 input = layer(input)
             return input
         for layer in ordered:
-            function = None if layer._forward_hooks or layer._forward_pre_hooks else DIRECT.get(type(layer))
-            input = layer(input) if function is None else function(layer, input)
+            if not _is_direct(layer):
+                input = layer(input)
+                continue
+            (function, options), own = DIRECT[type(layer)](layer), layer._parameters
+            input = function(input, own["weight"], own["bias"], *options) if own else function(input, *options)
         return input
 
 
@@ -47,11 +54,54 @@ def straight(module: nn.Module) -> nn.Module:
     return module
 
 
-def calls_directly(module: nn.Module) -> bool:
-    """Whether all that the module calls is in DIRECT: nothing has to be intercepted to be done our way."""
-    if type(module) is not Straight:
+class Direct(NamedTuple):
+    """The functions that a network calls one after another, with the names of their weights and biases."""
+
+    calls: tuple[tuple[Function, tuple[str, ...], Options], ...]
+    own: dict[str, Any]  # the module's own weights, for those that a call is not given
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Direct | None:
+        """None where the module calls anything that is not in DIRECT."""
+        layers, own = list(_layers(module)), dict(module.named_parameters())
+        if not all(_is_direct(layer) for layer in layers):
+            return None
+        names = {id(p): name for name, p in own.items()}
+        places = [tuple(names.get(id(p), NONE) for p in layer._parameters.values()) for layer in layers]
+        functions = [DIRECT[type(layer)](layer) for layer in layers]
+        return cls(tuple((f, at, options) for (f, options), at in zip(functions, places)), {**own, NONE: None})
+
+    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """What the module gives with these weights, without the calls of modules."""
+        known = {**self.own, **tensors}
+        for function, at, options in self.calls:
+            x = function(x, known[at[0]], known[at[1]], *options) if at else function(x, *options)
+        return x
+
+
+def _layers(module: Any) -> Iterator[Any]:
+    """In the order of their calls."""
+    if type(module) is not Straight or _is_hooked(module):
+        yield module
+        return
+    layers = list(module)
+    for layer in layers if module.order is None else [layers[place] for place in module.order]:
+        yield from _layers(layer)
+
+
+def _is_hooked(layer: Any) -> bool:
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return bool(hooks)
+
+
+def _is_direct(layer: Any) -> bool:
+    """Whether a function in DIRECT does all that a call of the layer does."""
+    kind = type(layer)
+    if kind not in DIRECT or _is_hooked(layer):
         return False
-    return all(type(layer) in DIRECT or calls_directly(layer) for layer in module)
+    if kind is nn.Conv2d:
+        return bool(layer.padding_mode == "zeros")
+    return kind is not nn.MaxPool2d or not layer.return_indices
 
 
 def _in_order(layers: Iterable[nn.Module]) -> list[int]:
@@ -65,34 +115,25 @@ def _in_order(layers: Iterable[nn.Module]) -> list[int]:
 
 def _may_swap(first: nn.Module, second: nn.Module) -> bool:
     fits = type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices
-    return fits and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (first, second))
+    return fits and not _is_hooked(first) and not _is_hooked(second)
 
 
-def _linear(layer: Any, x: Tensor) -> Tensor:
-    own = layer._parameters
-    return F.linear(x, own["weight"], own["bias"])
+def _conv2d(layer: Any) -> tuple[Function, Options]:
+    few = layer.in_channels <= FEW * layer.groups  # others are PyTorch's own, in the steps of one client
+    return conv2d if few else F.conv2d, (layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
-def _conv2d(layer: Any, x: Tensor) -> Tensor:
-    if layer.padding_mode != "zeros":
-        return layer(x)
-    own = layer._parameters
-    return conv2d(x, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
+def _max_pool2d(layer: Any) -> tuple[Function, Options]:
+    return torch.max_pool2d, (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode)
 
 
-def _max_pool2d(layer: Any, x: Tensor) -> Tensor:
-    if layer.return_indices:
-        return layer(x)
-    return torch.max_pool2d(x, layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode)
-
-
-# What layers do, without a module's call around it.
-DIRECT: dict[type, Callable[[Any, Tensor], Tensor]] = {
-    nn.Linear: _linear,
+# What layers call with their input, their weight and bias where they have them, and options.
+DIRECT: dict[type, Callable[[Any], tuple[Function, Options]]] = {
+    nn.Linear: lambda layer: (F.linear, ()),
     nn.Conv2d: _conv2d,
     nn.MaxPool2d: _max_pool2d,
-    nn.Flatten: lambda layer, x: x.flatten(layer.start_dim, layer.end_dim),
-    nn.ReLU: lambda layer, x: torch.relu_(x) if layer.inplace else torch.relu(x),
-    nn.Tanh: lambda layer, x: torch.tanh(x),
-    nn.Sigmoid: lambda layer, x: torch.sigmoid(x),
+    nn.Flatten: lambda layer: (torch.flatten, (layer.start_dim, layer.end_dim)),
+    nn.ReLU: lambda layer: (torch.relu_ if layer.inplace else torch.relu, ()),
+    nn.Tanh: lambda layer: (torch.tanh, ()),
+    nn.Sigmoid: lambda layer: (torch.sigmoid, ()),
 }

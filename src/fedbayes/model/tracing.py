@@ -9,10 +9,12 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+_compiles, _stack = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
+
 
 def alone() -> bool:
     """Whether nothing is stacked."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
+    return _stack() is None and not _compiles()
 
 
 def takes_own_functions() -> bool:
