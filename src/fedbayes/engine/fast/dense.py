@@ -56,6 +56,7 @@ def run(
     slopes, velocity = torch.empty_like(vectors), state.optimiser[part].clone() if form.momentum else None
     counts = torch.full(rows.shape[:2], rows.shape[-1]) if live is None else live[:, :, 0].sum(-1)
     group, centre = Group.of(form, vectors, slopes, velocity), info.broadcast[part].mean
+    plain = not (form.momentum or form.pull or form.clip or form.private)
     full = ((counts == rows.shape[-1]) | (counts == 0)).all(1).tolist()
     for s, working in enumerate(_working(counts)):
         if working < len(group.vectors):
@@ -64,11 +65,15 @@ def run(
         at = rows[s, :working, 0]
         mask = None if live is None or full[s] else live[s, :working, 0]
         inputs, targets = form.inputs(x.index_select(0, at.flatten())).reshape(*at.shape, -1), taken(y, at)
+        rate = _rate(form, info, s)[:working]
+        if plain:
+            loss[:working] += _gradient(form, group, inputs, targets, mask, -rate)
+            continue
         if form.private:
             _private_gradient(form, group, inputs, targets, mask, info, noise(s, 1)[0, :working])
         else:
             loss[:working] += _gradient(form, group, inputs, targets, mask)
-        _descend(form, group, _rate(form, info, s)[:working], info.options, centre)
+        _descend(form, group, rate, info.options, centre)
     return state._replace(
         vectors={part: vectors},
         optimiser={part: velocity} if velocity is not None else state.optimiser,
@@ -85,8 +90,13 @@ def _working(counts: Tensor) -> list[int]:
     return some.sum(1).tolist()
 
 
-def _gradient(form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean NLL [K] of the live rows; its gradient is written into the group's slopes."""
+def _gradient(
+    form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | None, factor: Tensor | None = None
+) -> Tensor:
+    """The mean NLL [K] of the live rows; its gradient is written into the group's slopes.
+
+    With a factor [K, 1], so many times it is added to the weights themselves: it is never stored.
+    """
     if mask is not None:
         x = x.masked_fill(~mask[..., None], 0)  # a padded row may hold anything, and 0 * inf is nan
     seen = [x]
@@ -101,12 +111,17 @@ def _gradient(form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | No
         count = mask.sum(1, keepdim=True).to(d.dtype)
         d = d.masked_fill_(~mask[..., None], 0).div_(count[..., None])
         nll = nll.masked_fill(~mask, 0).sum(1) / count[:, 0]
-    for place, (layer, slope) in reversed(list(enumerate(zip(group.layers, group.gradients)))):
-        slope.weight.baddbmm_(d.mT, seen[place], beta=0)
+    into = group.gradients
+    if factor is not None:
+        d, into = d.mul_(factor[..., None]), group.layers
+    for place, (layer, slope) in reversed(list(enumerate(zip(group.layers, into)))):
+        # Before the weights change.
+        lower = BETWEEN[form.between[place - 1]][1](torch.bmm(d, layer.weight), seen[place]) if place else d
+        slope.weight.baddbmm_(d.mT, seen[place], beta=0 if factor is None else 1)
         if slope.bias is not None:
-            torch.sum(d, 1, out=slope.bias)
-        if place:
-            d = BETWEEN[form.between[place - 1]][1](torch.bmm(d, layer.weight), seen[place])
+            bias = torch.sum(d, 1)
+            slope.bias.copy_(bias) if factor is None else slope.bias.add_(bias)
+        d = lower
     return nll
 
 
