@@ -21,7 +21,7 @@ from fedbayes.model.chain import Chain, Layer, head, layers_in
 
 # What stands between two layers, in place, and its slope by its own output: d loss / d input from d loss / d output.
 BETWEEN: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
-    "relu": (torch.relu_, lambda d, h: d.mul_(h > 0)),
+    "relu": (torch.relu_, lambda d, h: torch.ops.aten.threshold_backward(d, h, 0)),
     "tanh": (torch.tanh_, lambda d, h: d.mul_(1 - h.square())),
     "sigmoid": (torch.sigmoid_, lambda d, h: d.mul_(h - h.square())),
 }
