@@ -67,7 +67,7 @@ def head(scale: float | None, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if scale is None:
         logs, at = out.log_softmax(-1), y[..., None]
         nll = -logs.gather(-1, at).squeeze(-1)
-        return nll, logs.exp().scatter_add(-1, at, logs.new_full((), -1.0).expand(at.shape))
+        return nll, logs.exp().scatter_add_(-1, at, logs.new_full((), -1.0).expand(at.shape))
     log = float(torch.tensor(scale).log())  # in float32, as the likelihood has it
     error = (out - y.to(out.dtype)) * math.exp(-log)
     nll = (0.5 * error.square() + log + 0.5 * LOG_2PI).sum(-1)

@@ -31,17 +31,27 @@ Noise = Callable[[int, int], Tensor]
 
 
 class Group(NamedTuple):
-    """The clients that still have steps to take: vectors [K, P], their gradient, the optimiser's memory, and views."""
+    """The clients that still have steps to take: vectors [K, P], their gradient, the optimiser's memory, the sums of
+    their losses, and views."""
 
     vectors: Tensor
     slopes: Tensor
     velocity: Tensor | None
+    loss: Tensor
     layers: list[Layer]
     gradients: list[Layer]
 
     @classmethod
-    def of(cls, form: Dense, vectors: Tensor, slopes: Tensor, velocity: Tensor | None) -> Group:
-        return cls(vectors, slopes, velocity, layers_in(form.layers, vectors), layers_in(form.layers, slopes))
+    def of(cls, form: Dense, vectors: Tensor, velocity: Tensor | None, loss: Tensor, first: Tensor | None) -> Group:
+        slopes, layers = torch.empty_like(vectors), layers_in(form.layers, vectors)
+        if first is not None:
+            layers[0] = layers[0]._replace(weight=first)
+        return cls(vectors, slopes, velocity, loss, layers, layers_in(form.layers, slopes))
+
+    def some(self, form: Dense, count: int) -> Group:
+        """The first ones of them."""
+        memory = None if self.velocity is None else self.velocity[:count]
+        return Group.of(form, self.vectors[:count], memory, self.loss[:count], self.layers[0].weight[:count])
 
 
 def run(
@@ -53,27 +63,34 @@ def run(
     """
     ((part, start),) = state.vectors.items()
     vectors, loss = start.clone(memory_format=torch.contiguous_format), state.loss.clone()
-    slopes, velocity = torch.empty_like(vectors), state.optimiser[part].clone() if form.momentum else None
-    counts = torch.full(rows.shape[:2], rows.shape[-1]) if live is None else live[:, :, 0].sum(-1)
-    group, centre = Group.of(form, vectors, slopes, velocity), info.broadcast[part].mean
+    velocity = state.optimiser[part].clone() if form.momentum else None
     plain = not (form.momentum or form.pull or form.clip or form.private)
-    full = ((counts == rows.shape[-1]) | (counts == 0)).all(1).tolist()
+    # Products of few rows are faster by weights that lie [inputs, outputs]: the first layer's, where nothing else reads.
+    own = layers_in(form.layers, vectors)[0].weight
+    first = own.mT.contiguous().mT if plain else None
+    group, centre = Group.of(form, vectors, velocity, loss, first), info.broadcast[part].mean
+    rate, size = _rate(form, info, 0), rows.shape[-1]
+    counts = torch.full(rows.shape[:2], size) if live is None else live[:, :, 0].sum(-1)
+    full = ((counts == size) | (counts == 0)).all(1).tolist()
+    places, targets = rows.flatten(1).unbind(0), taken(y, rows[:, :, 0]).unbind(0)
     for s, working in enumerate(_working(counts)):
         if working < len(group.vectors):
-            memory = None if velocity is None else velocity[:working]
-            group = Group.of(form, vectors[:working], slopes[:working], memory)
-        at = rows[s, :working, 0]
+            group = group.some(form, working)
+        at, target = places[s][: working * size], targets[s][:working]
         mask = None if live is None or full[s] else live[s, :working, 0]
-        inputs, targets = form.inputs(x.index_select(0, at.flatten())).reshape(*at.shape, -1), taken(y, at)
-        rate = _rate(form, info, s)[:working]
+        inputs = form.inputs(x.index_select(0, at)).reshape(working, size, -1)
+        if form.falling or len(rate) != working:
+            rate = _rate(form, info, s)[:working]
         if plain:
-            loss[:working] += _gradient(form, group, inputs, targets, mask, -rate)
+            group.loss.add_(_gradient(form, group, inputs, target, mask, rate))
             continue
         if form.private:
-            _private_gradient(form, group, inputs, targets, mask, info, noise(s, 1)[0, :working])
+            _private_gradient(form, group, inputs, target, mask, info, noise(s, 1)[0, :working])
         else:
-            loss[:working] += _gradient(form, group, inputs, targets, mask)
+            group.loss.add_(_gradient(form, group, inputs, target, mask))
         _descend(form, group, rate, info.options, centre)
+    if first is not None:
+        own.copy_(first)
     return state._replace(
         vectors={part: vectors},
         optimiser={part: velocity} if velocity is not None else state.optimiser,
@@ -91,11 +108,11 @@ def _working(counts: Tensor) -> list[int]:
 
 
 def _gradient(
-    form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | None, factor: Tensor | None = None
+    form: Dense, group: Group, x: Tensor, y: Tensor, mask: Tensor | None, rate: Tensor | None = None
 ) -> Tensor:
     """The mean NLL [K] of the live rows; its gradient is written into the group's slopes.
 
-    With a factor [K, 1], so many times it is added to the weights themselves: it is never stored.
+    With a rate [K, 1], so many times it is taken off the weights themselves: it is never stored.
     """
     if mask is not None:
         x = x.masked_fill(~mask[..., None], 0)  # a padded row may hold anything, and 0 * inf is nan
@@ -111,16 +128,19 @@ def _gradient(
         count = mask.sum(1, keepdim=True).to(d.dtype)
         d = d.masked_fill_(~mask[..., None], 0).div_(count[..., None])
         nll = nll.masked_fill(~mask, 0).sum(1) / count[:, 0]
-    into = group.gradients
-    if factor is not None:
-        d, into = d.mul_(factor[..., None]), group.layers
-    for place, (layer, slope) in reversed(list(enumerate(zip(group.layers, into)))):
+    if rate is not None:  # all below is linear in it
+        d = d.mul_(rate[..., None])
+    for place, (layer, slope) in reversed(list(enumerate(zip(group.layers, group.gradients)))):
         # Before the weights change.
         lower = BETWEEN[form.between[place - 1]][1](torch.bmm(d, layer.weight), seen[place]) if place else d
-        slope.weight.baddbmm_(d.mT, seen[place], beta=0 if factor is None else 1)
-        if slope.bias is not None:
-            bias = torch.sum(d, 1)
-            slope.bias.copy_(bias) if factor is None else slope.bias.add_(bias)
+        if rate is None:
+            slope.weight.baddbmm_(d.mT, seen[place], beta=0)
+        else:
+            layer.weight.baddbmm_(d.mT, seen[place], alpha=-1)
+        if slope.bias is not None and layer.bias is not None:
+            torch.sum(d, 1, out=slope.bias)
+            if rate is not None:
+                layer.bias.sub_(slope.bias)
         d = lower
     return nll
 
