@@ -86,10 +86,10 @@ class IvonStep:
         options, weight = info.options, KL_WEIGHTS[self.kl](b, info)
         mean = state.vectors["mean"]
         pull, held, least = self._held(mean, info)
-        begins, precision = self._begins(state, info), state.vectors["precision"]
+        begins, precision = self.begins(state, info), state.vectors["precision"]
         if begins is not None:
             precision = torch.where(begins, least + options["least_curvature"] / weight, precision)
-        scale, z = precision.rsqrt(), tape(mean) if self._alone else None
+        scale, z = precision.rsqrt(), tape(mean) if self.alone else None
         # One draw of the weights has one gradient: that in the scales is z times it.
         vectors = {"mean": mean, "scale": scale} if z is None else {"mean": mean + scale * z}
         vectors |= {part: state.vectors[part] for part in self.points}
@@ -104,7 +104,7 @@ class IvonStep:
             seen = g["mean"].square() / weight
         else:
             seen = (g["scale"] if z is None else z * self._told(g["mean"], state, info)) / scale
-        after = self._followed(precision, least + seen / weight, self._share(b, info))
+        after = self._followed(precision, least + seen / weight, self.share(b, info))
         if begins is not None:
             said = self._first(seen, g["mean"] / scale) / weight
             after = torch.where(begins, torch.maximum(after, least + said), after)
@@ -137,7 +137,7 @@ class IvonStep:
         return prior_of(self.prior, info)
 
     @property
-    def _alone(self) -> bool:
+    def alone(self) -> bool:
         """Whether a step has one draw of the weights, and no noise of privacy."""
         return self.draws == 1 and self.estimation.estimate is ESTIMATORS["weight"] and not self.private
 
@@ -154,7 +154,7 @@ class IvonStep:
         draws of outputs it is a part of its slope (in units of its scale) at least."""
         if self.opposite or self.private:
             return seen
-        if not self._alone:
+        if not self.alone:
             return torch.maximum(seen.abs(), LEAST_SAID * slope.abs())
         return torch.maximum(seen, seen[:: max(1, len(seen) // SAMPLE)].abs().mean())
 
@@ -163,7 +163,7 @@ class IvonStep:
         x = share * (seen / precision - 1)
         return precision * FACTORS[self.curvature](x.clamp(-FARTHEST, FARTHEST))
 
-    def _begins(self, state: Learner, info: Info) -> Tensor | None:
+    def begins(self, state: Learner, info: Info) -> Tensor | None:
         """Where nothing is known of a curvature yet: at the first step of a run, or of a client without a factor. None:
         nowhere, for `initial` is read."""
         if self.remembers:
@@ -182,7 +182,7 @@ class IvonStep:
         held = precision - tilt.held
         return held * (mean - q.mean) + tilt.pull, held, precision - tilt.precision + tilt.others
 
-    def _share(self, b: Batch, info: Info) -> Tensor:
+    def share(self, b: Batch, info: Info) -> Tensor:
         """The share of a step's curvature in the average: 1 - beta2."""
         if self.remembers:
             return 1 - info.options["beta2"]

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Batch, Info, Phase, only_if
+from fedbayes.clients.ivon import IvonStep
+from fedbayes.clients.variational import TILT
 from fedbayes.engine.batches import taken
 from fedbayes.engine.clock import COMPILE, share
 from fedbayes.engine.compiled import Compiled
-from fedbayes.engine.fast import dense, forms, fused, rowwise
+from fedbayes.engine.fast import dense, drawn, forms, fused, rowwise
 from fedbayes.engine.room import shortage
 from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined
 from fedbayes.federation.program import Store
@@ -39,6 +41,10 @@ class Work(NamedTuple):
     info: Info
     store: Store
     seed: int  # of the device's own generator, where the noise is drawn there
+
+    def silence(self, first: int, steps: int) -> Tensor:
+        """In place of the noise, where none is to be drawn."""
+        return torch.empty(steps, self.together.size, 0, device=self.store.x.device)
 
 
 def stacked_step(phase: Phase, together: Clients, masked: bool) -> Callable[..., Any]:
@@ -109,7 +115,7 @@ class Steps:
                     raise
                 self._stop()
                 self._cache.clear()
-                if self.fused and self._form(work) is not None:
+                if self._form(work) is not None:
                     self.fused = False
                     self.notes.append(f"steps are compiled instead of fused: {first_words(error)}")
                     continue
@@ -205,30 +211,51 @@ class Steps:
         return state
 
     def _step(self, work: Work) -> Callable[..., Any]:
-        masked = work.table.live is not None
-        if self.fused and (form := self._form(work)) is not None:
+        masked, form = work.table.live is not None, self._form(work)
+        if isinstance(form, forms.Bayes):
             return fused.stepping(form)
         if self.mode in ("eager", ROWWISE, BY_HAND) or (self.mode == CAPTURED and not self.again):
             return stacked_step(work.phase, work.together, masked)
-        key = (id(work.phase.step), repr(work.together), masked)
+        key = (id(work.phase.step), repr(work.together), masked, form is not None)
         if key not in self._cache:
-            step, kernels = stacked_step(work.phase, work.together, masked), self.mode not in (TRACED, CAPTURED)
+            made = stacked_step if form is None else drawn.slopes
+            step, kernels = made(work.phase, work.together, masked), self.mode not in (TRACED, CAPTURED)
             self._cache[key] = Compiled(step, kernels=kernels, again=self.again)
         return self._cache[key]
 
-    def _form(self, work: Work) -> forms.Bayes | None:
+    def _form(self, work: Work) -> forms.Bayes | IvonStep | None:
         """The form of a step that has kernels of its own within a graph."""
-        form = forms.bayes(work.phase) if self.mode == "graph" and fused.available() else None
-        return form if form is not None and fused.fits(form, work.phase.batch) else None
+        if self.mode != "graph" or not self.fused:
+            return None
+        form = forms.bayes(work.phase) if fused.available() else None
+        if form is not None and fused.fits(form, work.phase.batch):
+            return form
+        step = None if TILT in work.info.constants else forms.drawn(work.phase)
+        return step if step is not None and drawn.fits(step, work.together.size) else None
 
     def _replay(self, work: Work, state: Any) -> Any:
         shape = len(work.table.rows), work.table.rows.shape[-1]
         key = ("graph", id(work.phase.step), repr(work.together), work.table.live is None, shape)
         if key not in self._cache:
             with share(COMPILE):
-                many = Graph.UNROLL if self.mode == "graph" else 1
-                self._cache[key] = Graph(self._step(work), work, state, many)
+                many, step = Graph.UNROLL if self.mode == "graph" else 1, self._step(work)
+                if isinstance(self._form(work), IvonStep):  # whose noise is made where it is read
+                    step, work = drawn.stepping(work.phase, work.together, step), work._replace(noise=work.silence)
+                else:
+                    step = one_by_one(step)
+                self._cache[key] = Graph(step, work, state, many)
         return self._cache[key](work, state)
+
+
+def one_by_one(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Several steps, [steps, ...] of what each reads, by one after another."""
+
+    def several(state: Any, xs: Tensor, ys: Tensor, flags: Any, noise: Tensor, at: Tensor, info: Info) -> Any:
+        for s in range(len(xs)):
+            state = step(state, xs[s], ys[s], flags[s], noise[s], at[s], info)
+        return state
+
+    return several
 
 
 def _one_client(work: Work, state: Any) -> Any:
@@ -254,7 +281,7 @@ class Graph:
     UNROLL = 20  # steps of one replay at most; rows and noise of all of them are gathered and drawn at once
     NORMALS = 2**28  # of one replay at most, where a step has fewer: a GiB
 
-    def __init__(self, step: Callable[..., Any], work: Work, state: Any, most: int) -> None:
+    def __init__(self, several: Callable[..., Any], work: Work, state: Any, most: int) -> None:
         device = work.store.x.device
         self.state = tree_map(torch.clone, state)
         self.info = own_memory(work.info, work.together.info.constants)
@@ -266,9 +293,7 @@ class Graph:
             rows = self.table.rows.index_select(0, at)
             flags = [None] * times if self.table.live is None else self.table.live.index_select(0, at).unbind(0)
             xs, ys, noise = work.store.x[rows], work.store.y[rows], work.noise(0, times)
-            for s in range(times):
-                now = step(now, xs[s], ys[s], flags[s], noise[s], at[s], self.info)
-            _copy(self.state, now)
+            _copy(self.state, several(now, xs, ys, flags, noise, at, self.info))
             self.at += times
 
         self.steps = len(work.table.rows)

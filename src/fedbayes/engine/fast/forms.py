@@ -108,6 +108,16 @@ def bayes(phase: Phase) -> Bayes | None:
     return form._replace(newton=Newton(step.curvature, step.implicit, step.remembers))
 
 
+def drawn(phase: Phase) -> IvonStep | None:
+    """An IVON step by one draw of the weights, which is all the noise that it reads; None for any other."""
+    step = phase.step
+    if not isinstance(step, IvonStep) or not step.alone or phase.batches != 1 or step.points:
+        return None
+    model, simple = step.model, not (step.opposite or step.clips or step.curvature == "squared")
+    only = step.estimation.normals == model.layouts["model"].size
+    return step if simple and only and model.dtype == torch.float32 else None
+
+
 def rowwise(phase: Phase) -> Rowwise | None:
     """The form of such a step on single rows, where the network is small and the error squared; None for any other."""
     form = dense(phase)

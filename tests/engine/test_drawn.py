@@ -1,0 +1,292 @@
+"""IVON's steps by draws of the weights, as one kernel: the client's own steps, on the same noise, up to rounding."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+import fedbayes as fb
+from fedbayes.data import from_clients
+from fedbayes.engine.fast import drawn, forms
+from fedbayes.engine.steps import Steps, Work, one_by_one, stacked_step
+from fedbayes.experiments.experiment import Experiment
+from fedbayes.posterior.layout import Layout
+from fedbayes.runs.folder import resume, run
+from fedbayes.training.fit import fit
+from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import rounds_together
+from fedbayes.training.run import Memory, Run
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # slow, but the same kernel
+pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch for CUDA")
+pytestmark = pytest.mark.gpu
+needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+PUBLISHED = {"beta2": 0.99, "curvature": "price", "prior_step": "explicit", "kl": "1/n"}
+CASES: dict[str, dict[str, Any]] = {
+    "by default": {},
+    "as published": PUBLISHED,
+    "price, not remembered": {"curvature": "price", "lr_within": "constant"},
+    "average, remembered": {"beta2": 0.9},
+    "from the broadcast": {"prior": "broadcast", "kl": "1/B"},
+    "published, from the broadcast": {**PUBLISHED, "prior": "broadcast"},
+}
+
+
+class Counting(nn.Module):
+    """A convolution, and a buffer that each pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters, self.head = nn.Conv2d(1, 3, 3, bias=False), nn.Linear(3 * 5 * 9, 3)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.filters(x.reshape(-1, 1, 7, 11)))
+        self.largest.copy_(torch.maximum(self.largest, h.detach().mean()))
+        return self.head(h.flatten(1))
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    if name == "convolution":
+        return Counting()
+    return nn.Sequential(nn.Flatten(), nn.Linear(77, 20), nn.Tanh(), nn.Linear(20, 7), nn.ReLU(), nn.Linear(7, 3))
+
+
+def clients(sizes: list[int]) -> fb.data.Clients:
+    random = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(n, 77, generator=random), torch.randint(3, (n,), generator=random)) for n in sizes]
+    return from_clients(pairs, test=pairs[0], kind="classes", classes=3)
+
+
+def method(**options: Any) -> Any:
+    return fb.methods.fedivon(**{"epochs": 2, "batch": 5, "estimator": "weight", **options})
+
+
+def own_copy(state: Any) -> Any:
+    return tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), state)
+
+
+def all_steps(work: Work, state: Any, several: Any, noise: Tensor) -> Any:
+    x, y, rows = work.store.x, work.store.y, work.table.rows.to(work.store.x.device)
+    flags = [None] * len(rows) if work.table.live is None else work.table.live.to(x.device).unbind(0)
+    return several(state, x[rows], y[rows], flags, noise, torch.arange(len(rows), device=x.device), work.info)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, look: Any) -> list[Any]:
+    """What `look(work, state, noise)` finds before each phase of steps is run."""
+    found: list[Any] = []
+    whole = Steps._run
+
+    def watched(self: Steps, work: Work, state: Any) -> Any:
+        found.append(look(work, state, work.noise(0, len(work.table.rows))))
+        return whole(self, work, state)
+
+    monkeypatch.setattr(Steps, "_run", watched)
+    return found
+
+
+def gap(work: Work, state: Any, noise: Tensor) -> float:
+    """The largest difference of a state after all steps, relative where values are large."""
+    assert forms.drawn(work.phase) is work.phase.step
+    plain = stacked_step(work.phase, work.together, work.table.live is not None)
+    program = drawn.slopes(work.phase, work.together, work.table.live is not None)
+    theirs = all_steps(work, state, one_by_one(plain), noise)
+    ours = all_steps(work, own_copy(state), drawn.stepping(work.phase, work.together, program), noise)
+    pairs = zip(tree_leaves(ours), tree_leaves(theirs), strict=True)
+    return max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "sizes"),
+    [
+        *(("chain", case, [12, 3, 7]) for case in CASES),
+        *(("convolution", case, [10, 10]) for case in ("by default", "as published")),
+        ("chain", "by default", [12]),
+    ],
+)
+def test_a_step_is_the_clients_own(name: str, case: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawn, "OWN", 1000)
+    found = watch(monkeypatch, gap)
+    made = method(**CASES[case])
+    fit(network(name), clients(sizes), method=made, rounds=2, engine="stacked", compile="off", device=DEVICE)
+    assert len(found) == 2 or len(sizes) > 2
+    assert found
+    assert max(found) < 5e-5
+
+
+def test_members_of_a_sweep_have_priors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = watch(monkeypatch, gap)
+    how: dict[str, Any] = {"rounds": 2, "engine": "stacked", "compile": "off", "device": DEVICE}
+    methods = [method(prior="broadcast", lr=lr, initial=first) for lr, first in ((0.1, 0.1), (0.3, 0.2))]
+    tasks = [prepare(network("chain"), clients([7, 7]), method=one, **how) for one in methods]
+    list(rounds_together(tasks, [task.begin() for task in tasks], [Memory() for _ in tasks]))
+    assert len(found) == 2
+    assert max(found) < 5e-5
+
+
+def test_normals_by_a_counter_are_those_of_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawn, "OWN", 1000)
+
+    def look(work: Work, state: Any, noise: Tensor) -> tuple[Tensor, Any, Any, Any]:
+        pieces = drawn.pieces_of(work.phase.step.model.layouts["model"])  # type: ignore[attr-defined]
+        assert len(pieces) == 2
+        program, seen = drawn.slopes(work.phase, work.together, False), []
+
+        def noted(state: Any, xs: Tensor, ys: Tensor, live: Any, weights: Tensor, at: Tensor, info: Any) -> Any:
+            w = torch.cat(drawn.by_piece(pieces, weights), 1)
+            seen.append((w - state.vectors["mean"]) * state.vectors["precision"].sqrt())
+            return program(state, xs, ys, live, weights, at, info)
+
+        def once(noise: Tensor, program: Any) -> Any:
+            torch.manual_seed(3)
+            return all_steps(work, own_copy(state), drawn.stepping(work.phase, work.together, program), noise)
+
+        ours = once(work.silence(0, len(work.table.rows)), noted)
+        z = torch.stack(seen)
+        return z, ours, once(z, program), once(work.silence(0, len(work.table.rows)), program)
+
+    found = watch(monkeypatch, look)
+    made = method(beta2=0.9, epochs=4)
+    fit(network("chain"), clients([10] * 4), method=made, rounds=1, engine="stacked", compile="off", device=DEVICE)
+    ((z, ours, given, again),) = found
+    for a, b, c in zip(tree_leaves(ours), tree_leaves(given), tree_leaves(again), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert torch.equal(a, c)
+    steps, several, size = z.shape
+    assert (steps, several) == (8, 4)
+    flat = z.double().cpu().flatten()
+    n = len(flat)
+    assert abs(flat.mean()) < 4 / n**0.5
+    assert abs(flat.var() - 1) < 4 * (2 / n) ** 0.5
+    place = torch.arange(1, n + 1) / n
+    assert (torch.special.ndtr(flat.sort().values) - place).abs().max() < 2 / n**0.5  # Kolmogorov and Smirnov
+    rows = z.double().cpu().reshape(steps * several, size)
+    others = torch.corrcoef(rows) - torch.eye(len(rows))
+    assert others.abs().max() < 5 / size**0.5  # of clients and steps
+    for lag in (1, 2, 128, 256, 512):  # of places
+        assert abs((rows[:, lag:] * rows[:, :-lag]).mean()) < 4 / (len(rows) * (size - lag)) ** 0.5
+    assert len(flat.round(decimals=3).unique()) > 3000
+
+
+def test_large_tensors_are_pieces_and_what_is_between_them_is_one() -> None:
+    many = drawn.OWN
+    layout = Layout(("a", "b", "c", "d", "e", "f"), ((3,), (2,), (many,), (2, many), (5,), (1, 4)))
+    pieces = drawn.pieces_of(layout)
+    assert [(piece.begin, piece.layout.names) for piece in pieces] == [
+        (0, ("a", "b")),
+        (5, ("c",)),
+        (5 + many, ("d",)),
+        (5 + 3 * many, ("e", "f")),
+    ]
+    assert sum(piece.layout.size for piece in pieces) == layout.size
+    weights = torch.arange(2.0 * layout.size).reshape(2, layout.size)
+    views = drawn.by_piece(pieces, weights)
+    assert [v.shape for v in views] == [(2, piece.layout.size) for piece in pieces]
+    assert torch.equal(torch.cat([v.flatten() for v in views]), weights.flatten())
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        *((options, True) for options in CASES.values()),
+        ({"estimator": "local"}, False),
+        ({"train_draws": 2}, False),
+        ({"clip_step": 0.1}, False),
+        ({"curvature": "squared"}, False),
+    ],
+)
+def test_which_steps_have_the_form(options: dict[str, Any], taken: bool) -> None:
+    task = prepare(network("chain"), clients([7, 7]), method=method(**options), rounds=1)
+    (phase,) = task.program.client.phases
+    assert (forms.drawn(phase) is phase.step) == taken
+
+
+def test_steps_that_read_other_noise_or_have_points_lack_the_form() -> None:
+    for layer in (nn.Dropout(0.2), nn.BatchNorm1d(5)):
+        module = nn.Sequential(nn.Flatten(), nn.Linear(77, 5), layer, nn.Linear(5, 3))
+        task = prepare(module, clients([7, 7]), method=method(), rounds=1)
+        assert forms.drawn(task.program.client.phases[0]) is None
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, fused: bool, case: str, sizes: list[int], **how: Any) -> Run:
+    """A run of graphs, with a count of those by the kernel."""
+    counted: list[Any] = []
+    stepping = drawn.stepping
+    monkeypatch.setattr(drawn, "FEWEST", 0 if fused else 2**60)
+    monkeypatch.setattr(drawn, "OWN", 1000)
+    monkeypatch.setattr(drawn, "stepping", lambda *given: counted.append(0) or stepping(*given))
+    made = method(**{"test_draws": 20, **CASES[case]})
+    how = {"rounds": 3, "engine": "stacked", "compile": "graph", "device": DEVICE, **how}
+    done = fit(network("chain"), clients(sizes), method=made, **how)
+    monkeypatch.setattr(drawn, "stepping", stepping)
+    assert bool(counted) == fused
+    assert not [note for record in done.journal for note in record.get("notes", []) if "instead of" in note]
+    return done
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("sizes", [[20, 20, 20], [12, 3, 7]])
+def test_graphs_with_and_without_the_kernel_agree_on_the_same_noise(
+    case: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A round is one replay, which draws its noise first.
+    monkeypatch.setattr(Work, "silence", lambda self, first, steps: self.noise(first, steps))
+    ours, theirs = (trained(monkeypatch, fused, case, sizes).posterior for fused in (True, False))
+    torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(ours.scale, theirs.scale, rtol=1e-3, atol=1e-5)
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", ["by default", "as published"])
+def test_graphs_with_noise_of_their_own_learn_alike(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [trained(monkeypatch, fused, case, [110, 101, 90], rounds=8) for fused in (True, False)]
+    ours, theirs = (run.posterior for run in runs)
+    assert not torch.equal(ours.mean, theirs.mean)
+    first, second = (run.journal[-1]["loss"] for run in runs)
+    assert abs(first - second) < 0.15 * abs(second)
+    assert abs((ours.scale / theirs.scale).log().mean()) < 0.1
+    together = torch.stack([ours.mean, theirs.mean]).flatten(1)
+    assert torch.corrcoef(together)[0, 1] > 0.5
+
+
+@needs_cuda
+def test_a_resumed_run_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawn, "FEWEST", 0)
+    counted: list[Any] = []
+    stepping = drawn.stepping
+    monkeypatch.setattr(drawn, "stepping", lambda *given: counted.append(0) or stepping(*given))
+    x = Experiment(
+        **{"data": "digits", "clients": 6, "rounds": 4, "network_options": {"hidden": [8]}, "method": "fedivon"},
+        options={"epochs": 3, "batch": 7, "test_draws": 2, "estimator": "weight", **PUBLISHED},
+        **{"engine": "stacked", "compile": "graph", "device": DEVICE, "checkpoint_every": 1},
+    )
+    run(x, tmp_path / "whole")
+    run(replace(x, rounds=2), tmp_path / "cut")
+    config = tmp_path / "cut" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 4"))
+    again, whole = resume(tmp_path / "cut")["fedivon"], resume(tmp_path / "whole")["fedivon"]
+    assert len(counted) >= 3
+    assert torch.equal(again.posterior.mean, whole.posterior.mean)
+    assert torch.equal(again.posterior.scale, whole.posterior.scale)
+
+
+@needs_cuda
+def test_steps_are_compiled_where_the_kernel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise RuntimeError("no kernel today")
+
+    monkeypatch.setattr(drawn, "_kernel", broken)
+    monkeypatch.setattr(drawn, "FEWEST", 0)
+    how: dict[str, Any] = {"rounds": 2, "engine": "stacked", "compile": "graph", "device": DEVICE}
+    done = fit(network("chain"), clients([12, 12]), method=method(), **how)
+    notes = [note for record in done.journal for note in record.get("notes", [])]
+    assert notes == ["steps are compiled instead of fused: no kernel today"]
