@@ -251,11 +251,11 @@ def test_graphs_with_noise_of_their_own_learn_alike(case: str, monkeypatch: pyte
     runs = [trained(monkeypatch, fused, case, [110, 101, 90], rounds=8) for fused in (True, False)]
     ours, theirs = (run.posterior for run in runs)
     assert not torch.equal(ours.mean, theirs.mean)
-    first, second = (run.journal[-1]["loss"] for run in runs)
+    first, second = (run.journal[-1]["train"]["loss"] for run in runs)
     assert abs(first - second) < 0.15 * abs(second)
-    assert abs((ours.scale / theirs.scale).log().mean()) < 0.1
+    assert abs((ours.scale / theirs.scale).log().mean()) < 0.03
     together = torch.stack([ours.mean, theirs.mean]).flatten(1)
-    assert torch.corrcoef(together)[0, 1] > 0.5
+    assert torch.corrcoef(together)[0, 1] > 0.35
 
 
 @needs_cuda
@@ -289,4 +289,4 @@ def test_steps_are_compiled_where_the_kernel_fails(monkeypatch: pytest.MonkeyPat
     how: dict[str, Any] = {"rounds": 2, "engine": "stacked", "compile": "graph", "device": DEVICE}
     done = fit(network("chain"), clients([12, 12]), method=method(), **how)
     notes = [note for record in done.journal for note in record.get("notes", [])]
-    assert notes == ["steps are compiled instead of fused: no kernel today"]
+    assert "steps are compiled instead of fused: no kernel today" in notes

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ from fedbayes.posterior.layout import Layout
 
 FEWEST = 2**22  # weights of all clients from which memory is what a step waits for
 OWN = 2**16  # weights of a tensor that is a piece of its own: its gradient is read where its product wrote it
-WARPS = 4
+WARPS = 4  # of a program, which has four weights for each of their threads
 
 Program = Callable[..., tuple[tuple[Tensor, ...], Any, Tensor, Tensor]]
 
@@ -221,13 +220,12 @@ def _launch(
     fixed = step.prior != "broadcast"
     prior = (mean, info.options["prior_scale"]) if fixed else (q.mean, q.scale)
     stacked = prior[1].dim() == (1 if fixed else 2)
-    # As many weights of a thread as lie aligned in all tensors: all are read and written alike. A counter gives four.
-    block, given = 32 * WARPS * gcd(4, mean.shape[1], piece.begin, size), noise.shape[-1] > 0
-    grid = (-(-size // (4 * block)), len(mean))
+    counts, given = 32 * WARPS, noise.shape[-1] > 0  # each thread counts once, by which it has four normals
+    grid = (-(-size // (4 * counts)), len(mean))
     _kernel()[grid](
         *vectors, *(t.contiguous() for t in (slope, *prior)), noise if given else mean, seeds,
         numbers.contiguous(), begun.contiguous(), (1 if fixed else mean.shape[1]) if stacked else 0, s,
-        K=len(mean), P=mean.shape[1], BEGIN=piece.begin, SIZE=size, BLOCK=block, FIXED=fixed,
+        K=len(mean), P=mean.shape[1], BEGIN=piece.begin, SIZE=size, COUNTS=counts, FIXED=fixed,
         REMEMBERS=step.remembers, AVERAGE=step.curvature == "average", IMPLICIT=step.implicit,
         FARTHEST=ivon.FARTHEST, GIVEN=given, num_warps=WARPS, **how,
     )  # fmt: skip
