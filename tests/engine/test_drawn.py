@@ -233,8 +233,15 @@ def trained(monkeypatch: pytest.MonkeyPatch, fused: bool, case: str, sizes: list
 
 
 @needs_cuda
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("sizes", [[20, 20, 20], [12, 3, 7]])
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [
+        ("by default", [12, 3, 7]),
+        ("as published", [20, 20, 20]),
+        ("published, from the broadcast", [12, 3, 7]),
+        ("from the broadcast", [20, 20, 20]),
+    ],
+)
 def test_graphs_with_and_without_the_kernel_agree_on_the_same_noise(
     case: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
