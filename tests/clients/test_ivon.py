@@ -170,7 +170,7 @@ def test_the_noise_of_one_first_draw_is_forgotten_the_sooner_the_more_steps_ther
     info = Info({}, options, whole * rounds, whole, (whole * steps,))
     for opposite, so_far in ((False, share), (True, (rounds + 4) * steps)):
         step = IvonStep(model, plan(model, "model", at, "local"), 1, draws=2, opposite=opposite)
-        assert step._share(Batch(at, at, None, whole * 0), info) == 2 / (so_far + 2)
+        assert step.share(Batch(at, at, None, whole * 0), info) == 2 / (so_far + 2)
 
 
 def stepped(
