@@ -26,7 +26,7 @@ from fedbayes.posterior.layout import Layout
 
 FEWEST = 2**22  # weights of all clients from which memory is what a step waits for
 OWN = 2**16  # weights of a tensor that is a piece of its own: its gradient is read where its product wrote it
-WARPS = 4  # of a program, which has four weights for each of their threads
+WARPS = 8  # of a program, which has four weights for each of their threads
 
 Program = Callable[..., tuple[tuple[Tensor, ...], Any, Tensor, Tensor]]
 
