@@ -70,12 +70,15 @@ def test_it_is_the_step_of_the_client(chain: str, kind: str, options: str) -> No
     assert by_hand.journal[1]["train"] == pytest.approx(loop.journal[1]["train"], rel=1e-6)
 
 
-def test_members_of_a_sweep_have_rates_pulls_and_centres_of_their_own() -> None:
+@pytest.mark.parametrize("pulled", [True, False])
+def test_members_of_a_sweep_have_rates_pulls_and_centres_of_their_own(pulled: bool) -> None:
     data = sites()
     torch.manual_seed(3)
     network = CHAINS["relu"](3).double()
     methods = [
         method_named("fedprox", {"batch": 5, "lr": lr, "proximal": pull, "clip": clip, "lr_within": "falling"})
+        if pulled
+        else method_named("fedavg", {"batch": 5, "lr": lr})
         for lr, pull, clip in ((0.05, 0.1, 0.5), (0.1, 1.0, 0.2), (0.2, 0.5, 5.0))
     ]
     tasks = [prepare(network, data, method=m, rounds=1, cohort=3, seed=s) for s, m in enumerate(methods)]

@@ -65,7 +65,7 @@ def run(
     vectors, loss = start.clone(memory_format=torch.contiguous_format), state.loss.clone()
     velocity = state.optimiser[part].clone() if form.momentum else None
     plain = not (form.momentum or form.pull or form.clip or form.private)
-    # Products of few rows are faster by weights that lie [inputs, outputs]: the first layer's, where nothing else reads.
+    # Few rows are multiplied faster by weights that lie [inputs, outputs]: the first layer's, the largest as a rule.
     own = layers_in(form.layers, vectors)[0].weight
     first = own.mT.contiguous().mT if plain else None
     group, centre = Group.of(form, vectors, velocity, loss, first), info.broadcast[part].mean
