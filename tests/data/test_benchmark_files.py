@@ -132,3 +132,11 @@ def test_the_papers_splits_of_the_real_sets():
 def test_the_listing_finds_them():
     present = {row.name for row in listing() if row.present}
     assert {"digits", "diabetes", "cubic"} < present
+
+
+def test_standardised_digits_have_mean_0_and_deviation_1():
+    data = loaded("mnist", standardised=True)
+    seen = data.prepare(data.x)
+    assert float(seen.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(seen.std()) == pytest.approx(1, abs=1e-3)
+    assert torch.equal(data.x, loaded("mnist").x)
