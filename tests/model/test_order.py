@@ -32,7 +32,7 @@ def test_pools_are_called_before_relus_and_nothing_else_changes(inplace, monkeyp
     other = straight(copy.deepcopy(net))
     assert [type(other), type(other[3])] == [Straight, Straight]
     for ours, plain in zip(slopes(other, x), slopes(net, x)):
-        assert torch.equal(ours, plain)
+        torch.testing.assert_close(ours, plain)
     assert list(other.state_dict()) == list(net.state_dict())
     assert [type(layer) for layer in other[:3]] == [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
     for kind in (nn.ReLU, nn.MaxPool2d):
@@ -76,7 +76,7 @@ def test_what_a_layer_calls_is_called_directly_unless_somebody_looks(layer):
     assert {type(layer) for layer in LAYERS} == {*DIRECT}
     net, x, called = nn.Sequential(layer), torch.randn(5, 4, 9, 8), []
     other = straight(copy.deepcopy(net))
-    assert torch.equal(other(x), net(x))
+    torch.testing.assert_close(other(x), net(x))
     forward = other[0].forward
     other[0].forward = lambda h: called.append(h) or forward(h)
     plain = getattr(layer, "padding_mode", "zeros") == "zeros"
@@ -97,8 +97,8 @@ def test_a_network_without_modules_is_that_of_functional_call():
     net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Sequential(twice, nn.Tanh(), twice), nn.Sigmoid())
     direct, x = Direct.of(straight(copy.deepcopy(net))), torch.randn(5, 4)
     given = {"0.weight": torch.randn(6, 4), "1.0.bias": torch.randn(6)}
-    assert torch.equal(direct({}, x), net(x))
-    assert torch.equal(direct(given, x), torch.func.functional_call(net, given, x))
+    torch.testing.assert_close(direct({}, x), net(x))
+    torch.testing.assert_close(direct(given, x), torch.func.functional_call(net, given, x))
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])
