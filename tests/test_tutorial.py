@@ -161,7 +161,6 @@ def test_the_residual_network_of_the_adapters_page_is_fine_tuned(tmp_path, monke
     said = capsys.readouterr().out
     assert "accuracy" in said
     assert "photographs" in said
-    assert "textures" in said
 
 
 def test_the_table_of_the_page_on_choosing_is_the_leagues():
