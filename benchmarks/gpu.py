@@ -59,13 +59,15 @@ def speed_of_mlp(figures: Figures, clients: fb.data.Clients, share: int) -> None
 
 def speed_of_cnn(figures: Figures, share: int) -> None:
     clients = federation((3, 32, 32), [500] * 10)
-    for what, method, options, draws in (("FedUAB-1", "feduab", {"draws": 1}, 1),):
-        plain = eager_round("cnn", draws, clients, DEVICE, share=share, epochs=5)
-        task = task_of("cnn", method, options, clients, DEVICE, engine="stacked", compile="graph", precision="tf32")
-        best, first, notes = our_round(task, DEVICE, times=5)
-        figures.add(f"{what} CNN round: plain loop", seconds=plain)
+    plain = eager_round("cnn", 1, clients, DEVICE, share=share, epochs=5, times=3)
+    figures.add("FedUAB-1 CNN round: plain loop", seconds=plain)
+    for precision, name in (("bf16", ", bf16"), ("tf32", "")):
+        task = task_of(
+            "cnn", "feduab", {"draws": 1}, clients, DEVICE, engine="stacked", compile="graph", precision=precision
+        )
+        best, first, notes = our_round(task, DEVICE, times=10)
         more = {"notes": notes} if notes else {}
-        figures.add(f"{what} CNN round: stacked, graph", seconds=best, first=first, ratio=plain / best, **more)
+        figures.add(f"FedUAB-1 CNN round: stacked, graph{name}", seconds=best, first=first, ratio=plain / best, **more)
 
 
 def long_runs(figures: Figures, clients: fb.data.Clients, number: int) -> None:

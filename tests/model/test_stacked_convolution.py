@@ -33,6 +33,7 @@ SHAPES = {
     "wide": (4, 70, (1, 1), (2, 1), (0, 0), (7, 6)),
     "odd": (3, 4, (5, 2), (1, 2), (2, 0), (9, 9)),
     "many positions": (16, 16, (3, 3), (1, 1), (1, 1), (40, 40)),
+    "many channels": (128, 128, (1, 1), (1, 1), (0, 0), (6, 6)),
 }
 
 
@@ -46,10 +47,16 @@ def slopes(way: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_are_the_convolutions(shape: str, dtype: torch.dtype) -> None:
+def test_values_and_gradients_are_the_convolutions(
+    shape: str, dtype: torch.dtype, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch for CUDA")
+    if large:  # tiles and layouts of work that keeps a GPU busy
+        monkeypatch.setattr(stacked_convolution, "BUSY", 1)
+        monkeypatch.setattr(stacked_convolution, "TURNING", 1)
     if (DEVICE, dtype) == ("cpu", torch.bfloat16):
         pytest.skip("Triton's interpreter has no products of bfloat16")
     channels, outs, kernel, stride, padding, image = SHAPES[shape]

@@ -82,11 +82,11 @@ def forward(x, w, bias, p, q, out, slope, M, H, W, HO, WO, STRIDE, C: tl.constex
 @triton.jit
 def to_input(d, x, w, p, q, out, M, H, W, HO, WO, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr,
              S: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
-             PAIR: tl.constexpr, WITHIN: tl.constexpr,
+             PAIR: tl.constexpr, WITHIN: tl.constexpr, TURNED: tl.constexpr,
              BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Gradients [pixels, C] of the inputs: of the outputs that saw a pixel, times the weights they saw it with.
 
-    LOCAL: `q` are the slopes of outputs in their variances.
+    LOCAL: `q` are the slopes of outputs in their variances. TURNED: `w` is [G, C, R, S, O].
     """
     K: tl.constexpr = R * S * O
     COPIES: tl.constexpr = 1 if PAIR == ONE else 2
@@ -114,7 +114,10 @@ def to_input(d, x, w, p, q, out, M, H, W, HO, WO, C: tl.constexpr, O: tl.constex
         ok = ok & (i < HO) & (j < WO)
         seen = ((image[:, None] * HO + i) * WO + j) * O + o[None, :]
         a = tl.load(d + seen, mask=ok, other=0.0)
-        at = (((o * R + r) * S + s) * C)[:, None] + cols[None, :]
+        if TURNED:
+            at = cols[None, :] * K + k[:, None]
+        else:
+            at = (((o * R + r) * S + s) * C)[:, None] + cols[None, :]
         held = (cols < C)[None, :] & (k < K)[:, None]
         total = tl.dot(a, tl.load(w + at, mask=held, other=0.0), total, input_precision=PRECISION)
         if PAIR != ONE:
@@ -135,63 +138,86 @@ def to_input(d, x, w, p, q, out, M, H, W, HO, WO, C: tl.constexpr, O: tl.constex
 
 
 @triton.jit
+def _over_positions(a, b, total, SWAP: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr):
+    """total + a' b, or b' a where they are swapped; DIRECT: the first of the two has positions last as it is."""
+    if SWAP:
+        first, second = b, a
+    else:
+        first, second = a, b
+    if not DIRECT:
+        first = tl.trans(first)
+    return tl.dot(first, second, total, input_precision=PRECISION)
+
+
+@triton.jit
 def to_weight(d, x, p, q, out, G, M, H, W, HO, WO, SHARE, SHARES, C: tl.constexpr, O: tl.constexpr,
               R: tl.constexpr, S: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr,
-              LEFT: tl.constexpr, PAIR: tl.constexpr, WITHIN: tl.constexpr,
+              LEFT: tl.constexpr, PAIR: tl.constexpr, WITHIN: tl.constexpr, SWAP: tl.constexpr, DIRECT: tl.constexpr,
               BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Gradients [O, K] of the filters, by shares of SHARE positions: outputs' [positions, O] times patches.
 
     `out` is [G, SHARES, O K], of a pair [G, SHARES, 2, O K]; LOCAL: and after it O gradients of the bias, as of weights
-    of an input that is always 1; `q` are the slopes of outputs in their variances.
+    of an input that is always 1; `q` are the slopes of outputs in their variances. SWAP: tiles are [K, O]. DIRECT: the
+    first factor of a product is read as it goes in, and not turned.
     """
     K: tl.constexpr = R * S * C
     g = (tl.program_id(2) % G).to(tl.int64)
     share = tl.program_id(2) // G
     outs = tl.program_id(0) * BM + tl.arange(0, BM)
     k = tl.program_id(1) * BN + tl.arange(0, BN)
-    r, s, c = k // (S * C), k // C % S, k % C
     images = M // (HO * WO)
     d += g * M * O
     x += g * images * H * W * C
-    total = tl.zeros((BM, BN), tl.float32)
-    second = tl.zeros((BM, BN), tl.float32)
+    if SWAP:
+        total = tl.zeros((BN, BM), tl.float32)
+        second = tl.zeros((BN, BM), tl.float32)
+        to, of = outs[None, :], k[:, None]
+    else:
+        total = tl.zeros((BM, BN), tl.float32)
+        second = tl.zeros((BM, BN), tl.float32)
+        to, of = outs[:, None], k[None, :]
     for first in range(share * SHARE, tl.minimum((share + 1) * SHARE, M), BK):
         rows = first + tl.arange(0, BK)
-        live = (rows < M) & (rows < (share + 1) * SHARE)
-        image, place = rows // (HO * WO), rows % (HO * WO)
-        i = (place // WO * DOWN - TOP)[:, None] + r[None, :]
-        j = (place % WO * RIGHT - LEFT)[:, None] + s[None, :]
-        ok = live[:, None] & (k < K)[None, :] & (i >= 0) & (i < H) & (j >= 0) & (j < W)
-        b = tl.load(x + ((image[:, None] * H + i) * W + j) * C + c[None, :], mask=ok, other=0.0)
-        at, held = rows[:, None] * O + outs[None, :], live[:, None] & (outs < O)[None, :]
-        a = tl.load(d + at, mask=held, other=0.0)
-        if PAIR == LOCAL:
-            b = tl.where((k == K)[None, :], 1.0, b).to(a.dtype)
-        if PAIR == FLIPPED:
-            if WITHIN:  # signs of an image stand before the product of its positions
-                product = tl.dot(tl.trans(a), b, input_precision=PRECISION)
-                one = first // (HO * WO) + g * images
-                left = tl.load(q + one * O + outs, mask=outs < O, other=0.0).to(tl.float32)
-                right = tl.load(p + one * C + c).to(tl.float32)
-                total += product
-                second += left[:, None] * product * right[None, :]
-            else:
-                total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-                left = tl.load(q + (g * images + image)[:, None] * O + outs[None, :], mask=held, other=0.0)
-                right = tl.load(p + (g * images + image)[:, None] * C + c[None, :], mask=ok, other=0.0)
-                a, b = a * left.to(a.dtype), b * right.to(b.dtype)
-                second = tl.dot(tl.trans(a), b, second, input_precision=PRECISION)
+        if SWAP and DIRECT:  # patches [BN, BK]
+            row, at = rows[None, :], k[:, None]
         else:
-            total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+            row, at = rows[:, None], k[None, :]
+        live, image, place = (row < M) & (row < (share + 1) * SHARE), row // (HO * WO), row % (HO * WO)
+        i = place // WO * DOWN - TOP + at // (S * C)
+        j = place % WO * RIGHT - LEFT + at // C % S
+        ok = live & (at < K) & (i >= 0) & (i < H) & (j >= 0) & (j < W)
+        b = tl.load(x + ((image * H + i) * W + j) * C + at % C, mask=ok, other=0.0)
         if PAIR == LOCAL:
-            a *= tl.load(q + g * M * O + at, mask=held, other=0.0)
-            second = tl.dot(tl.trans(a), b * b, second, input_precision=PRECISION)
+            b = tl.where(at == K, 1.0, b).to(b.dtype)
+        if PAIR == FLIPPED and not WITHIN:
+            flipped = b * tl.load(p + (g * images + image) * C + at % C, mask=ok, other=0.0).to(b.dtype)
+        if DIRECT and not SWAP:  # outputs' gradients [BM, BK]
+            row, at = rows[None, :], outs[:, None]
+        else:
+            row, at = rows[:, None], outs[None, :]
+        held = (row < M) & (row < (share + 1) * SHARE) & (at < O)
+        a = tl.load(d + row * O + at, mask=held, other=0.0)
+        if PAIR == FLIPPED and WITHIN:  # signs of an image stand before the product of its positions
+            product = _over_positions(a, b, None, SWAP, DIRECT, PRECISION)
+            one = first // (HO * WO) + g * images
+            left = tl.load(q + one * O + to, mask=to < O, other=0.0).to(tl.float32)
+            right = tl.load(p + one * C + of % C).to(tl.float32)
+            total += product
+            second += left * product * right
+        else:
+            total = _over_positions(a, b, total, SWAP, DIRECT, PRECISION)
+        if PAIR == LOCAL:
+            a *= tl.load(q + g * M * O + row * O + at, mask=held, other=0.0)
+            second = _over_positions(a, b * b, second, SWAP, DIRECT, PRECISION)
+        if PAIR == FLIPPED and not WITHIN:
+            signs = tl.load(q + (g * images + row // (HO * WO)) * O + at, mask=held, other=0.0)
+            second = _over_positions(a * signs.to(a.dtype), flipped, second, SWAP, DIRECT, PRECISION)
     LENGTH: tl.constexpr = O * K + (O if PAIR == LOCAL else 0)
-    ok = (outs < O)[:, None] & (k < K + (1 if PAIR == LOCAL else 0))[None, :]
-    at = outs[:, None] * K + k[None, :]
+    ok = (to < O) & (of < K + (1 if PAIR == LOCAL else 0))
+    into = to * K + of
     if PAIR == LOCAL:
-        at = tl.where((k == K)[None, :], O * K + outs[:, None], at)
+        into = tl.where(of == K, O * K + to, into)
     out += (g * SHARES + share) * (1 if PAIR == ONE else 2) * LENGTH
-    tl.store(out + at, total, mask=ok)
+    tl.store(out + into, total, mask=ok)
     if PAIR != ONE:
-        tl.store(out + LENGTH + at, second, mask=ok)
+        tl.store(out + LENGTH + into, second, mask=ok)

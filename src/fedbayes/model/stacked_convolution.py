@@ -7,13 +7,15 @@ patches that are stored are nine times the input. These kernels gather patches a
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 BUSY = 512  # programs that keep a large GPU busy
-TILE = 64  # channels of a tile at most
+TILE = 64  # channels of a tile at most, where they are not WIDE
+WIDE = 128
+TURNING = 2**15  # pixels that are worth filters of another layout, which is a launch more
 ONE, LOCAL, FLIPPED = 0, 1, 2  # what goes with a convolution: see convolution_kernels.py
 
 Pair = tuple[int, int]
@@ -96,11 +98,11 @@ def _run_forward(x, w, bias, p, q, *how):  # type: ignore[no-untyped-def]
     high, wide, outs = out.shape[-3:]
     positions, groups, kind = images * high * wide, math.prod(stack), _kind(x, w, p)
     q = None if q is None else q.reshape(groups, -1)  # of normals a part of a tape, which is not copied
-    tiles = _tiles(positions, groups, outs, channels, x.dtype)
+    tiles, warps = _tiles(positions, groups, outs, channels, x.dtype, kind)
     kernels.forward[(-(-positions // tiles[0]), -(-outs // tiles[1]), groups)](
         x, w, bias, p, q, out, slope, positions, height, width, high, wide, 0 if q is None else q.stride(0),
         channels, outs, *w.shape[-3:-1], *how, kind, high * wide % tiles[0] == 0, *tiles, "tf32",
-        num_warps=4, num_stages=3,
+        num_warps=warps, num_stages=3,
     )  # fmt: skip
     return out, slope
 
@@ -112,13 +114,16 @@ def _run_to_input(d, x, w, p, q, *how):  # type: ignore[no-untyped-def]
     out = _like_to_input(d, x, w, p, q, *how)
     *stack, images, height, width, channels = x.shape
     high, wide, outs = d.shape[-3:]
-    pixels, groups = images * height * width, math.prod(stack)
-    tiles, warps, stages = _tiles(pixels, groups, channels, outs, x.dtype), 4, 3
-    if x.dtype == torch.float32:
+    pixels, groups, kind = images * height * width, math.prod(stack), _kind(x, w, p)
+    tiles, warps = _tiles(pixels, groups, channels, outs, x.dtype, kind)
+    stages, turned = 3, x.dtype == torch.float32 and pixels * groups >= TURNING
+    if turned:  # what a product of TF32 sums over lies side by side in both factors, as it must for the quickest
+        tiles, w = (min(64, tiles[0]), *tiles[1:]), w.transpose(-1, -4).contiguous()
+    elif x.dtype == torch.float32:
         tiles, warps, stages = (min(32, tiles[0]), *tiles[1:]), 2, 2
     kernels.to_input[(-(-pixels // tiles[0]), -(-channels // tiles[1]), groups)](
         d, x, w, p, q, out, pixels, height, width, high, wide, channels, outs, *w.shape[-3:-1], *how,
-        _kind(x, w, p), height * width % tiles[0] == 0, *tiles, "tf32", num_warps=warps, num_stages=stages,
+        kind, height * width % tiles[0] == 0, turned, *tiles, "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -131,12 +136,13 @@ def _run_to_weight(d, x, p, q, rows, columns, *how):  # type: ignore[no-untyped-
     images, height, width, channels = x.shape[-4:]
     high, wide, outs = d.shape[-3:]
     positions, groups = images * high * wide, math.prod(x.shape[:-4])
-    grid, tiles, share = _shares(d, x, rows, columns)
-    shares = -(-positions // share)
-    kernels.to_weight[(*grid, groups * shares)](
-        d, x, p, q, out, groups, positions, height, width, high, wide, share, shares, channels, outs, rows, columns,
-        *how, _kind_of_gradient(p, q), high * wide % tiles[2] == 0, *tiles, "tf32",
-        num_warps=4, num_stages=3 if tiles[2] < 128 else 2,
+    kind = _kind_of_gradient(p, q)
+    way = _way(d, x, rows, columns, kind)
+    shares = -(-positions // way.share)
+    kernels.to_weight[(*way.grid, groups * shares)](
+        d, x, p, q, out, groups, positions, height, width, high, wide, way.share, shares, channels, outs, rows, columns,
+        *how, kind, high * wide % way.tiles[2] == 0, way.swap, d.dtype == torch.float32, *way.tiles, "tf32",
+        num_warps=way.warps, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -145,17 +151,38 @@ def _kind_of_gradient(p: Tensor | None, q: Tensor | None) -> int:
     return ONE if q is None else LOCAL if p is None else FLIPPED
 
 
-def _shares(d: Tensor, x: Tensor, rows: int, columns: int) -> tuple[Pair, tuple[int, int, int], int]:
-    """The tiles of the filters' gradient, their sizes, and how many positions a program adds up.
+class _Way(NamedTuple):
+    """How the filters' gradient is found: its tiles in [outputs, depth], and of positions summed at once."""
+
+    grid: Pair
+    tiles: tuple[int, int, int]
+    share: int  # positions that a program adds up
+    swap: bool  # tiles are [depth, outputs]
+    warps: int
+
+
+def _way(d: Tensor, x: Tensor, rows: int, columns: int, kind: int) -> _Way:
+    """As it was fastest on an H200.
 
     Of few filters and many positions these are shared; the shares are added in one order.
     """
-    outs, depth, positions = d.shape[-1], rows * columns * x.shape[-1] + 1, math.prod(d.shape[-3:-1]) * x.shape[-4]
-    fine = 64 if outs >= TILE else 128
-    tiles = _power(outs), _power(depth), fine if d.dtype == torch.bfloat16 else 16
+    outs, depth, positions = d.shape[-1], rows * columns * x.shape[-1], math.prod(d.shape[-3:-1]) * x.shape[-4]
+    depth += kind == LOCAL  # of the bias
+    exact, wide = d.dtype == torch.float32, _is_wide(outs, d.dtype, kind)
+    tiles = (WIDE, WIDE, 64) if wide else (_power(outs), _power(depth), 64)
+    swap, warps = not exact, 8 if wide else 2 if tiles[1] < TILE else 4
+    if exact:
+        deep = kind != ONE and tiles[1] == TILE
+        tiles, swap, warps = (*tiles[:2], 16 if deep or tiles[0] == TILE else 32), deep, 2
     grid = -(-outs // tiles[0]), -(-depth // tiles[1])
-    shares = max(1, min(BUSY // (grid[0] * grid[1] * math.prod(x.shape[:-4])), positions // max(128, 4 * tiles[2])))
-    return grid, tiles, tiles[2] * math.ceil(positions / shares / tiles[2])
+    programs = 4 * BUSY // (grid[0] * grid[1] * math.prod(x.shape[:-4]))
+    shares = max(1, min(programs, positions // max(128, 4 * tiles[2])))
+    return _Way(grid, tiles, tiles[2] * math.ceil(positions / shares / tiles[2]), swap, warps)
+
+
+def _is_wide(outs: int, dtype: torch.dtype, kind: int) -> bool:
+    """Whether tiles of twice as many channels pay: of one convolution in bfloat16, which has the registers."""
+    return kind == ONE and dtype == torch.bfloat16 and outs % WIDE == 0
 
 
 def _like_forward(x, w, bias, p, q, down, right, top, left):  # type: ignore[no-untyped-def]
@@ -171,7 +198,7 @@ def _like_to_input(d, x, w, p, q, *how):  # type: ignore[no-untyped-def]
 
 def _like_to_weight(d, x, p, q, rows, columns, *how):  # type: ignore[no-untyped-def]
     kind, outs, depth = _kind_of_gradient(p, q), d.shape[-1], rows * columns * x.shape[-1]
-    shares = -(-x.shape[-4] * d.shape[-3] * d.shape[-2] // _shares(d, x, rows, columns)[2])
+    shares = -(-x.shape[-4] * d.shape[-3] * d.shape[-2] // _way(d, x, rows, columns, kind).share)
     copies, length = () if kind == ONE else (2,), outs * depth + (outs if kind == LOCAL else 0)
     return d.new_empty((*x.shape[:-4], shares, *copies, length), dtype=torch.float32)
 
@@ -229,9 +256,17 @@ def _power(n: int) -> int:
     return min(TILE, max(16, 1 << (n - 1).bit_length()))
 
 
-def _tiles(positions: int, groups: int, outs: int, channels: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Of positions, of channels that come out, and of numbers summed at once, as they were fastest on an H200."""
-    columns = _power(outs)
-    rows = 128 if columns < TILE and positions * groups >= 128 * BUSY else 64 if positions > 16 else 16
-    most = TILE if dtype == torch.bfloat16 else 32
-    return rows, columns, max(16, min(most, channels)) if channels % 16 == 0 else 32
+def _tiles(
+    positions: int, groups: int, outs: int, channels: int, dtype: torch.dtype, kind: int
+) -> tuple[tuple[int, int, int], int]:
+    """Of positions, of channels that come out, and of numbers summed at once, and warps: fastest on an H200."""
+    columns, bits, total = _power(outs), dtype == torch.bfloat16, positions * groups
+    depth = max(16, min(TILE if bits else 32, channels)) if channels % 16 == 0 else 32
+    if _is_wide(outs, dtype, kind) and total >= WIDE * BUSY:
+        return (WIDE, WIDE, depth), 8
+    rows = 64 if positions > 16 else 16
+    if total >= 128 * BUSY and (kind == ONE or (bits and columns < TILE)):
+        rows = 128
+    if total >= 4 * 256 * BUSY and kind == ONE and bits and columns < TILE:
+        rows = 256
+    return (rows, columns, depth), 4
