@@ -12,6 +12,7 @@ from torch import nn
 from fedbayes.errors import InputError
 from fedbayes.federation.cohorts import cohort_of
 from fedbayes.posterior.values import Gaussian
+from fedbayes.runs import own as own_module
 from fedbayes.runs import rows
 from fedbayes.runs.own import Index, OwnFiles, rows_on_disk
 from fedbayes.training.prepare import prepare
@@ -19,6 +20,12 @@ from fedbayes.training.rounds import rounds
 from fedbayes.training.run import Memory
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def nothing_held(monkeypatch):
+    """As where a cohort's rows are too large for memory: each is on disk once it is put."""
+    monkeypatch.setattr(own_module, "HELD", -1)
 
 
 def own_of(client: int, visit: int) -> dict:
@@ -40,27 +47,59 @@ def is_own(own: dict | None, client: int, visit: int) -> bool:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    cohorts=st.lists(st.sets(st.integers(0, 15), min_size=1, max_size=6), min_size=1, max_size=12), again=st.booleans()
+    cohorts=st.lists(st.sets(st.integers(0, 15), min_size=1, max_size=6), min_size=1, max_size=12),
+    commits=st.sets(st.integers(0, 11)),
+    again=st.booleans(),
+    held=st.booleans(),
 )
-def test_the_last_row_of_each_client_is_got(tmp_path_factory, cohorts, again):
+def test_the_last_row_of_each_client_is_got(tmp_path_factory, cohorts, commits, again, held):
     store, last = OwnFiles(tmp_path_factory.mktemp("own"), CPU), {}
     kept = [frozenset()]
     for number, cohort in enumerate(cohorts):
-        store.put(number, {k: own_of(k, number) for k in cohort})
+        with pytest.MonkeyPatch.context() as patch:
+            if not held:
+                patch.setattr(own_module, "HELD", -1)
+            store.put(number, {k: own_of(k, number) for k in cohort})
         last |= dict.fromkeys(cohort, number)
-        kept = [kept[-1], store.index.files]
-        store.sweep(kept)
-        if again:
-            store = OwnFiles(store.folder, CPU, Index(store.index.as_tensors()))
-            store.sweep_strays(kept)
+        assert all(is_own(store.get(k), k, number) for k, number in last.items())
+        if number in commits:
+            store.write()
+            kept = [kept[-1], store.index.files]
+            store.sweep(kept)
+            if again:
+                store = OwnFiles(store.folder, CPU, Index(store.index.as_tensors()))
+                store.sweep_strays(kept)
         store.compact()
     store.settle()
+    store.write()
+    store = OwnFiles(store.folder, CPU, Index(store.index.as_tensors()))
     assert store.index.clients == sorted(last)
     assert len(store.index) == len(last)
     assert all(is_own(store.get(k), k, number) for k, number in last.items())
     assert store.get(16) is None
 
 
+def test_the_rows_of_one_cohort_are_in_memory_and_written_when_it_must_be(tmp_path):
+    store = OwnFiles(tmp_path, CPU)
+    for number in range(5):
+        store.put(number, {k: own_of(k, number) for k in range(4)})
+    assert list(tmp_path.iterdir()) == []
+    assert is_own(store.get(3), 3, 4)
+    store.write()
+    store.write()
+    assert [path.name for path in tmp_path.iterdir()] == ["rows-000001.safetensors"]
+    store.path(1).write_bytes(b"")
+    assert is_own(store.get(3), 3, 4), "what was written is still at hand"
+    store.put(5, {k: own_of(k, 5) for k in (3, 7)})
+    assert store.index.clients == [0, 1, 2, 3], "others' rows had been written"
+    store.put(6, {8: own_of(8, 6)})
+    assert store.index.clients == [0, 1, 2, 3, 7]
+    assert store.index.place(3) == (2, 0)
+    with pytest.raises(InputError, match="client 0 can't be read"):
+        store.get(0)
+
+
+@pytest.mark.usefixtures("nothing_held")
 def test_disk_use_is_known_beforehand(tmp_path):
     cohorts = [cohort_of(r, clients=60, cohort=8, seed=1, dropout=0.0)[0] for r in range(40)]
     store, kept, used = OwnFiles(tmp_path, CPU), [frozenset()], []
@@ -83,6 +122,7 @@ def test_disk_use_is_known_beforehand(tmp_path):
     assert planned[-1] < 40 * 8 / 2, "superseded rows go"
 
 
+@pytest.mark.usefixtures("nothing_held")
 def test_half_empty_files_are_written_anew_and_others_are_not(tmp_path):
     store = OwnFiles(tmp_path, CPU)
     store.put(0, {k: own_of(k, 0) for k in range(8)})
@@ -99,6 +139,7 @@ def test_half_empty_files_are_written_anew_and_others_are_not(tmp_path):
     assert is_own(store.get(7), 7, 0)
 
 
+@pytest.mark.usefixtures("nothing_held")
 def test_rows_of_several_kinds_lie_in_files_of_their_own(tmp_path):
     store = OwnFiles(tmp_path, CPU)
     store.put(0, {0: {"a": torch.ones(2)}, 1: {"a": torch.ones(3)}, 2: {"b": torch.ones(2), "n": 3}, 3: {}})
@@ -108,6 +149,7 @@ def test_rows_of_several_kinds_lie_in_files_of_their_own(tmp_path):
     assert torch.equal(store.get(1)["a"], torch.zeros(3))
 
 
+@pytest.mark.usefixtures("nothing_held")
 def test_a_row_costs_its_own_bytes_and_a_flipped_bit_is_seen(tmp_path):
     store = OwnFiles(tmp_path, CPU)
     store.put(0, {k: {"a": torch.full((64,), float(k))} for k in range(4)})
@@ -132,6 +174,7 @@ def test_every_dtype_and_shape_comes_back(tmp_path, dtype):
         assert torch.equal(back["t"][0], values[0].t())
 
 
+@pytest.mark.usefixtures("nothing_held")
 def test_a_failed_compaction_is_told(tmp_path):
     store = OwnFiles(tmp_path, CPU)
     store.put(0, {k: own_of(k, 0) for k in range(4)})
@@ -153,6 +196,7 @@ def test_the_plan_counts_files_not_rounds(tmp_path: Path):
     assert list(rows_on_disk([range(4), range(4, 8), range(4)])) == [4, 8, 12]
 
 
+@pytest.mark.usefixtures("nothing_held")
 def test_what_is_expected_need_not_be_there(tmp_path):
     store = OwnFiles(tmp_path, CPU)
     store.put(0, {k: own_of(k, 0) for k in range(3)})

@@ -141,8 +141,8 @@ def _run_to_weight(d, x, p, q, rows, columns, *how):  # type: ignore[no-untyped-
     shares = -(-positions // way.share)
     kernels.to_weight[(*way.grid, groups * shares)](
         d, x, p, q, out, groups, positions, height, width, high, wide, way.share, shares, channels, outs, rows, columns,
-        *how, kind, high * wide % way.tiles[2] == 0, way.swap, d.dtype == torch.float32, *way.tiles, "tf32",
-        num_warps=way.warps, num_stages=3,
+        *how, kind, high * wide % way.tiles[2] == 0, way.swap, way.direct, *way.tiles, "tf32",
+        num_warps=way.warps, num_stages=3 if way.tiles[2] < 128 else 2,
     )  # fmt: skip
     return out
 
@@ -158,6 +158,7 @@ class _Way(NamedTuple):
     tiles: tuple[int, int, int]
     share: int  # positions that a program adds up
     swap: bool  # tiles are [depth, outputs]
+    direct: bool  # the first factor is read with positions last
     warps: int
 
 
@@ -169,15 +170,20 @@ def _way(d: Tensor, x: Tensor, rows: int, columns: int, kind: int) -> _Way:
     outs, depth, positions = d.shape[-1], rows * columns * x.shape[-1], math.prod(d.shape[-3:-1]) * x.shape[-4]
     depth += kind == LOCAL  # of the bias
     exact, wide = d.dtype == torch.float32, _is_wide(outs, d.dtype, kind)
-    tiles = (WIDE, WIDE, 64) if wide else (_power(outs), _power(depth), 64)
-    swap, warps = not exact, 8 if wide else 2 if tiles[1] < TILE else 4
+    tiles, swap, direct = (_power(outs), _power(depth), 64), not exact, exact
+    warps, busy = 2 if exact or tiles[1] < TILE else 4, 4 * BUSY
+    if wide:
+        tiles, warps = (WIDE, WIDE, 64), 8
     if exact:
-        deep = kind != ONE and tiles[1] == TILE
-        tiles, swap, warps = (*tiles[:2], 16 if deep or tiles[0] == TILE else 32), deep, 2
+        swap = kind == LOCAL and tiles[1] == TILE
+        tiles = (*tiles[:2], 16 if swap or tiles[0] == TILE else 32)
+    if kind == FLIPPED:  # the longer a product, the fewer times it takes signs
+        tiles, swap, direct = (*tiles[:2], 16 if exact else 64 if outs >= TILE else 128), False, False
+        warps, busy = 4, BUSY
     grid = -(-outs // tiles[0]), -(-depth // tiles[1])
-    programs = 4 * BUSY // (grid[0] * grid[1] * math.prod(x.shape[:-4]))
+    programs = busy // (grid[0] * grid[1] * math.prod(x.shape[:-4]))
     shares = max(1, min(programs, positions // max(128, 4 * tiles[2])))
-    return _Way(grid, tiles, tiles[2] * math.ceil(positions / shares / tiles[2]), swap, warps)
+    return _Way(grid, tiles, tiles[2] * math.ceil(positions / shares / tiles[2]), swap, direct, warps)
 
 
 def _is_wide(outs: int, dtype: torch.dtype, kind: int) -> bool:

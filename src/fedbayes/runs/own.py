@@ -1,7 +1,8 @@
 """Own state of clients on disk: append-only files of rows; an index says which row is whose.
 
-A round appends its cohort's rows as a new file. A file is never changed, so that the index of an earlier checkpoint
-stays true; one whose rows are mostly superseded is written anew, without those, while the next round trains.
+The rows of the last cohort stay in memory; before a checkpoint, or when others take part, they are appended as a new
+file. A file is never changed, so that the index of an earlier checkpoint stays true; one whose rows are mostly
+superseded is written anew, without those, while the next round trains.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fedbayes.clients.client import Own
 from fedbayes.errors import InputError
@@ -20,6 +22,7 @@ from fedbayes.runs import rows
 
 WORN = 0.5  # a file with at most this share of live rows is written anew
 MOST = 2  # rounds' rows that are moved at once, at most
+HELD = 2**30  # bytes of a cohort's rows that stay in memory, at most
 NONE = -1
 
 
@@ -145,11 +148,15 @@ class OwnFiles:
         self._next = max([*self.index.rows, *self._on_disk()], default=0) + 1
         self._move: Move | None = None
         self._most = 0  # rows that the largest round so far has put
+        self._held: dict[int, Own] = {}  # of the last cohort
+        self._unwritten: set[int] = set()  # of these
 
     def path(self, file: int) -> Path:
         return self.folder / f"rows-{file:06d}.safetensors"
 
     def get(self, client: int) -> Own | None:
+        if client in self._held:
+            return self._held[client]
         place = self.index.place(client)
         if place is None:
             return None
@@ -165,23 +172,36 @@ class OwnFiles:
     def expect(self, clients: Iterable[int]) -> None:
         """Start to load the rows of clients that the next round needs."""
         files: dict[int, list[int]] = {}
-        for file, row in filter(None, map(self.index.place, clients)):
+        for file, row in filter(None, (self.index.place(c) for c in clients if c not in self._held)):
             files.setdefault(file, []).append(row)
         for file, numbers in files.items():
             rows.expect(self.path(file), numbers)
 
     def put(self, number: int, rows_of: Mapping[int, Own]) -> None:
-        """Append the rows of a round, those of one kind to one file."""
+        """Take the rows of a round: in place of those of the round before, which are written unless they are here."""
+        new = {client: own for client, own in rows_of.items() if own}
+        self._write(sorted(self._unwritten - new.keys()))
+        self._held, self._unwritten = new, set(new)
+        if sum(t.nbytes for t in tree_leaves(new) if isinstance(t, torch.Tensor)) > HELD:
+            self.write()
+            self._held = {}
+
+    def write(self) -> None:
+        """Write what is in memory only: an index that is kept after this has all rows."""
+        self._write(sorted(self._unwritten))
+
+    def _write(self, clients: Sequence[int]) -> None:
+        """Append the rows of clients, those of one kind to one file."""
         self.settle()
         kinds: dict[Any, dict[int, rows.Row]] = {}
-        for client, own in rows_of.items():
-            if own:
-                row = rows.Row.of(own)
-                kinds.setdefault(row.kind, {})[client] = row
-        self._most = max(self._most, sum(map(len, kinds.values())))
+        for client in clients:
+            row = rows.Row.of(self._held[client])
+            kinds.setdefault(row.kind, {})[client] = row
+        self._most = max(self._most, len(clients))
         for kind_rows, (file, path) in zip(kinds.values(), self._targets()):
             rows.write(path, list(kind_rows.values()))
             self.index.point(kind_rows, file)
+        self._unwritten.difference_update(clients)
 
     def compact(self) -> None:
         """Begin to write the live rows of worn files anew, beside what follows; at most two rounds' rows at a time.

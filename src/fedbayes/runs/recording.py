@@ -68,6 +68,7 @@ class Recording:
                 self.own.compact()
 
     def _commit(self, line: str = "") -> None:
+        self.own.write()
         own = self.own.index.as_tensors()
         checkpoint.write(self.folder, self.experiment, self.task, self.progress, own, line)
         self._kept = [*self._kept[-1:], self.own.index.files]
