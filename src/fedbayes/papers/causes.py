@@ -34,7 +34,10 @@ CAUSES = (
     Cause(
         FEDUAB, "row", "FedProx", "FedProx as made there", "half the squared distance; the printed row has the distance"
     ),
-    Cause(FEDUAB, "row", "FedAvg", "FedAvg standardised", "whether pixels are standardised is not said"),
+    *(
+        Cause(FEDUAB, "row", row, f"{row} standardised", "whether pixels are standardised is not said")
+        for row in ("FedAvg", "FedUAB-1", "FedUAB-2", "FedUAB-5")
+    ),
     Cause(("fedag-2", "fedag-3"), "column", "FedAG linear", "BLR", "one round does not arrive at least squares"),
     Cause(("fedag-4",), "column", "FedAG network", "FedAG no noise", "the noise of targets is counted in"),
     *(

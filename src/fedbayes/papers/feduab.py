@@ -41,6 +41,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedUAB-1": ("feduab", {"draws": 1}),
     "FedUAB-2": ("feduab", {"draws": 2}),
     "FedUAB-5": ("feduab", {"draws": 5}),
+    **{f"FedUAB-{draws}{STANDARDISED}": ("feduab", {"draws": draws}) for draws in (1, 2, 5)},
 }
 TEXT_SCALES = {"initial": {"embedding.*": 0.1, "convolutions.*": 0.0707, "head.*": 0.05}}
 ROUNDS = 2000
