@@ -26,8 +26,10 @@ def main() -> None:
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--epochs", type=int, default=1, help="of a client in a round")
     parser.add_argument("--only", choices=CASES)
     arguments = parser.parse_args()
+    of_epochs = f" of {arguments.epochs} epochs" if arguments.epochs > 1 else ""
     figures = Figures(arguments.output, arguments.device, keep=arguments.only is not None)
     for what, (method, options) in CASES.items():
         if arguments.only not in (None, what):
@@ -40,14 +42,14 @@ def main() -> None:
             rounds=arguments.rounds,
             evaluate_every=20,
             method=method,
-            options={"batch": 10, "epochs": 1, **options},
+            options={"batch": 10, "epochs": arguments.epochs, **options},
             device=arguments.device,
             precision=arguments.precision,
         )
         with tempfile.TemporaryDirectory() as folder, Others() as others, profile() as shares:
             run(experiment, Path(folder) / "run")
         figures.add(
-            f"{what}, {arguments.data}, {arguments.rounds} rounds",
+            f"{what}, {arguments.data}, {arguments.rounds} rounds{of_epochs}",
             seconds=shares.total,
             **{name: seconds / shares.total for name, seconds in shares.seconds.items() if seconds},
             others_busy=others.share,
