@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine.fast import drawn, forms
-from fedbayes.engine.steps import Steps, Work, one_by_one, stacked_step
+from fedbayes.engine.steps import Steps, one_by_one, stacked_step
+from fedbayes.engine.work import Work
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.posterior.layout import Layout
 from fedbayes.runs.folder import resume, run

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine.fast import forms, fused
-from fedbayes.engine.steps import Steps, Work, stacked_step
+from fedbayes.engine.steps import Steps, stacked_step
+from fedbayes.engine.work import Work
 from fedbayes.training.fit import fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from fedbayes.clients.client import Info
 from fedbayes.data import Clients, Dataset
 from fedbayes.data.ragged import Ragged
+from fedbayes.engine.graphs import own_memory
 from fedbayes.engine.infos import Constants
-from fedbayes.engine.steps import own_memory
 from fedbayes.errors import InputError
 from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import fedbayes as fb
 from fedbayes.engine.compiled import Compiled
-from fedbayes.engine.steps import Steps, Work, stacked_step
+from fedbayes.engine.steps import Steps, stacked_step
+from fedbayes.engine.work import Work
 from fedbayes.model import convolution, interception, stacked_convolution
 from fedbayes.model.estimators import flipout, local
 from fedbayes.model.stacked_convolution import convolution as stacked

@@ -13,8 +13,9 @@ from fedbayes.engine.bound import Bound
 from fedbayes.engine.feed import count_normals, noise_of, table_of
 from fedbayes.engine.infos import info_of, stack
 from fedbayes.engine.outcomes import Seat, outcomes
-from fedbayes.engine.steps import BY_HAND, Work
+from fedbayes.engine.steps import BY_HAND
 from fedbayes.engine.together import Clients
+from fedbayes.engine.work import Work
 from fedbayes.engine.workers import share, side_by_side, threads
 from fedbayes.federation.program import Order, Outcome, OwnState
 from fedbayes.noise import address, seeded

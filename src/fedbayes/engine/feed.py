@@ -12,7 +12,7 @@ from fedbayes.clients.client import Batch, Info
 from fedbayes.engine.batches import widest
 from fedbayes.engine.bound import Bound
 from fedbayes.engine.outcomes import Seat
-from fedbayes.engine.steps import Table
+from fedbayes.engine.work import Table
 from fedbayes.federation.program import Order
 from fedbayes.model.gradient import still
 from fedbayes.noise import Tape, normals
