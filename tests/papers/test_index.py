@@ -64,6 +64,25 @@ def test_every_printed_number_stands_somewhere(tmp_path: Path) -> None:
     assert "[Made, table 1](made-1-short.md)" in index.index(made(), found, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("curve", "verdict"),
+    [
+        ([0.85, 0.90] * 5, "within noise"),  # from one round to the next it moves by the 5 points that it lacks
+        ([0.85, 0.90] * 4, "worse"),  # of too few rounds to say so
+        ([0.81 + 0.005 * k for k in range(10)], "worse"),  # it still rises, by as much in all
+        ([0.85] * 10, "worse"),
+    ],
+)
+def test_a_single_seed_is_as_noisy_as_its_last_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, curve: list[float], verdict: str
+) -> None:
+    records = [{"round": k, "accuracy": v, "nll": 0.3} for k, v in enumerate(curve)]
+    worse = {"test": {"accuracy": 0.85, "nll": 0.3004}, "seed": 0, "curve": records}
+    monkeypatch.setitem(FILES, ("paper", "worse"), [worse])
+    found = {(s.row["row"], s.row["metric"]): s.verdict for s in index.standings(made(), tmp_path) if s.row}
+    assert found["worse", "accuracy"] == verdict
+
+
 def test_a_cause_is_shown_by_another_row_or_the_number_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (table,), found = made().values(), index.standings(made(), tmp_path)
 

@@ -22,7 +22,7 @@ LEGEND = (
     "less on the same data, and *missing* where we have none. Full ones are *better* than print (or equal to it), "
     "*within noise*, or *worse*. Noise is half of the last printed digit and two standard errors of the difference: of "
     "ours over seeds or folds, and of the printed one where it is known; of a single seed, the median spread over "
-    "seeds of all full numbers of that metric."
+    "seeds of all full numbers of that metric or, where that is more, by how much its last ten evaluated rounds differ."
 )
 CAUSE = (
     "A cause is shown by another row of the same table, with that one thing done otherwise: it leaves no more than "
@@ -96,7 +96,8 @@ def _verdict(table: Table[Any], row: Row, usual: Mapping[str, float]) -> str:
     gap = row["ours"] - row["published"]
     if gap == 0 or (gap > 0) == any(word in row["metric"] for word in BETTER_HIGH):
         return "better"
-    ours = usual.get(_kind(row), 0.0) if row["error"] is None else row["error"]
+    one = max(usual.get(_kind(row), 0.0), row.get("jitter", 0.0))
+    ours = one if row["error"] is None else row["error"]
     noise = 2 * (ours**2 + (row.get("published_error") or 0.0) ** 2) ** 0.5 + _rounding(table, row)
     return "within noise" if abs(gap) <= noise else "worse"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def _row(cell: Cell[E], metric: str, path: str, contents: Sequence[Content]) -> 
         "ours": ours,
         # A file of several folds has the error over these.
         "error": spread / len(values) ** 0.5 if len(values) > 1 else _at(first, f"error.{path}"),
+        **_jitter(contents, path),
         "oracle_best": sum(known) / len(known) if known else None,
         "published": cell.published.get(metric),
         "rounds": first["rounds"],
@@ -46,6 +48,23 @@ def _row(cell: Cell[E], metric: str, path: str, contents: Sequence[Content]) -> 
         "commit": _each(contents, "commit"),
         "date": _each(contents, "date") or None,
     }
+
+
+LAST = 10  # evaluated rounds
+
+
+def _jitter(contents: Sequence[Content], path: str) -> dict[str, float]:
+    """Of a single seed: by how much a score of one round is off what others nearby are, of its last evaluated rounds.
+
+    The root mean square of the differences from one to the next over the root of two, in which a trend hardly counts.
+    """
+    if len(contents) > 1 or not path.startswith("test."):
+        return {}
+    name = path.removeprefix("test.")
+    last = [record[name] for record in contents[0].get("curve", []) if name in record][-LAST:]
+    if len(last) < LAST:
+        return {}
+    return {"jitter": (sum((b - a) ** 2 for a, b in pairwise(last)) / (2 * (len(last) - 1))) ** 0.5}
 
 
 def _each(contents: Sequence[Content], key: str) -> str:
