@@ -47,17 +47,20 @@ def slopes(way: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
     return (vmap(way)(*given), *vmap(grad(loss, argnums=(0, 1)))(*given))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_are_the_convolutions(
-    shape: str, dtype: torch.dtype, large: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch for CUDA")
-    if large:  # tiles and layouts of work that keeps a GPU busy
+@pytest.fixture(params=["small", "large"])
+def _size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the tiles and layouts of little work, or of work that keeps a GPU busy."""
+    if request.param == "large":
         monkeypatch.setattr(stacked_convolution, "BUSY", 1)
         monkeypatch.setattr(stacked_convolution, "TURNING", 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_size")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_are_the_convolutions(shape: str, dtype: torch.dtype) -> None:
+    pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch for CUDA")
     if (DEVICE, dtype) == ("cpu", torch.bfloat16):
         pytest.skip("Triton's interpreter has no products of bfloat16")
     channels, outs, kernel, stride, padding, image = SHAPES[shape]
@@ -121,7 +124,7 @@ def normal_inputs(shape: str, device: str = "cpu") -> list[Tensor]:
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.usefixtures("as_on_a_gpu", "_size")
 @pytest.mark.parametrize("estimate", [local, flipout])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_both_products_of_an_estimator_at_once(estimate: Any, shape: str) -> None:

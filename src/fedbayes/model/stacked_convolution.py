@@ -116,10 +116,11 @@ def _run_to_input(d, x, w, p, q, *how):  # type: ignore[no-untyped-def]
     high, wide, outs = d.shape[-3:]
     pixels, groups, kind = images * height * width, math.prod(stack), _kind(x, w, p)
     tiles, warps = _tiles(pixels, groups, channels, outs, x.dtype, kind)
-    stages, turned = 3, x.dtype == torch.float32 and pixels * groups >= TURNING
+    exact = x.dtype == torch.float32
+    stages, turned = 3, exact and kind != FLIPPED and pixels * groups >= TURNING
     if turned:  # what a product of TF32 sums over lies side by side in both factors, as it must for the quickest
         tiles, w = (min(64, tiles[0]), *tiles[1:]), w.transpose(-1, -4).contiguous()
-    elif x.dtype == torch.float32:
+    elif exact:
         tiles, warps, stages = (min(32, tiles[0]), *tiles[1:]), 2, 2
     kernels.to_input[(-(-pixels // tiles[0]), -(-channels // tiles[1]), groups)](
         d, x, w, p, q, out, pixels, height, width, high, wide, channels, outs, *w.shape[-3:-1], *how,
@@ -271,7 +272,7 @@ def _tiles(
     if _is_wide(outs, dtype, kind) and total >= WIDE * BUSY:
         return (WIDE, WIDE, depth), 8
     rows = 64 if positions > 16 else 16
-    if total >= 128 * BUSY and (kind == ONE or (bits and columns < TILE)):
+    if total >= 128 * BUSY and (kind == ONE or (columns < TILE and (bits or kind == FLIPPED))):
         rows = 128
     if total >= 4 * 256 * BUSY and kind == ONE and bits and columns < TILE:
         rows = 256
