@@ -170,17 +170,18 @@ def _way(d: Tensor, x: Tensor, rows: int, columns: int, kind: int) -> _Way:
     """
     outs, depth, positions = d.shape[-1], rows * columns * x.shape[-1], math.prod(d.shape[-3:-1]) * x.shape[-4]
     depth += kind == LOCAL  # of the bias
-    exact, wide = d.dtype == torch.float32, _is_wide(outs, d.dtype, kind)
-    tiles, swap, direct = (_power(outs), _power(depth), 64), not exact, exact
-    warps, busy = 2 if exact or tiles[1] < TILE else 4, 4 * BUSY
-    if wide:
-        tiles, warps = (WIDE, WIDE, 64), 8
-    if exact:
-        swap = kind == LOCAL and tiles[1] == TILE
-        tiles = (*tiles[:2], 16 if swap or tiles[0] == TILE else 32)
+    exact, (high, wide) = d.dtype == torch.float32, (_power(outs), _power(depth))
+    swap, direct, busy = not exact, exact, 4 * BUSY
     if kind == FLIPPED:  # the longer a product, the fewer times it takes signs
-        tiles, swap, direct = (*tiles[:2], 16 if exact else 64 if outs >= TILE else 128), False, False
-        warps, busy = 4, BUSY
+        tiles, warps = (high, wide, 16 if exact else 64 if outs >= TILE else 128), 4
+        swap, direct, busy = False, False, BUSY
+    elif exact:
+        swap = kind == LOCAL and wide == TILE
+        tiles, warps = (high, wide, 16 if swap or high == TILE else 32), 2
+    elif _is_wide(outs, d.dtype, kind):
+        tiles, warps = (WIDE, WIDE, 64), 8
+    else:
+        tiles, warps = (high, wide, 64), 2 if wide < TILE else 4
     grid = -(-outs // tiles[0]), -(-depth // tiles[1])
     programs = busy // (grid[0] * grid[1] * math.prod(x.shape[:-4]))
     shares = max(1, min(programs, positions // max(128, 4 * tiles[2])))

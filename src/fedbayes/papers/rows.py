@@ -9,6 +9,8 @@ from typing import Any
 
 from fedbayes.papers.cells import Cell, Content, E, Table, contents_of
 
+LAST = 10  # evaluated rounds of which a single seed's jitter is taken
+
 
 def rows_of(name: str, table: Table[E], output: Path, scale: str) -> list[dict[str, Any]]:
     """Every cell that has files as one row per metric."""
@@ -48,9 +50,6 @@ def _row(cell: Cell[E], metric: str, path: str, contents: Sequence[Content]) -> 
         "commit": _each(contents, "commit"),
         "date": _each(contents, "date") or None,
     }
-
-
-LAST = 10  # evaluated rounds
 
 
 def _jitter(contents: Sequence[Content], path: str) -> dict[str, float]:
