@@ -186,7 +186,7 @@ def findings(rows: Sequence[Row]) -> list[str]:
 LEGEND = (
     "Scores on the test set at the last round, ± the standard error over seeds. AUROC: entropy tells another set's "
     "inputs from the test set's. Targets are 90 % on MNIST, 75 % on Fashion-MNIST, 60 % on CIFAR-10, 80 % on digits; a "
-    "method that never gets there has no figure."
+    "method that never gets there has no figure. Seconds are as they came, of a device that other runs may have shared."
 )
 TABLES: dict[str, Table[Experiment]] = {
     "admm": Table(
