@@ -74,7 +74,8 @@ class Ragged:
             raise IndexError(f"client {k} of {len(self)}")
         k %= len(self)
         self.pages.read()
-        return self.flat[self.offsets[k] : self.offsets[k + 1]]
+        start, end = self.offsets[k : k + 2].tolist()
+        return self.flat[start:end]
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.flat.split(self.sizes.tolist())) if len(self) else iter(())

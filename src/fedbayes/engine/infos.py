@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -65,10 +66,8 @@ def info_of(constants: Constants, orders: Sequence[Order], seats: list[Seat], de
     batches = tuple((-(-sizes // phase.batch)).to(device) for phase in program.client.phases)
     # A number that a member does not have is one that none of its pieces reads: a bound, say.
     names = dict.fromkeys(name for order in orders for name in order.options)
-    options = {
-        name: torch.tensor([order.options.get(name, torch.nan) for order in orders], dtype=dtype, device=device)
-        for name in names
-    }
+    numbers = [[order.options.get(name, math.nan) for order in orders] for name in names]
+    options = dict(zip(names, torch.tensor(numbers, dtype=dtype, device=device)))  # all at once: copies are what costs
     number = torch.tensor([order.round for order in orders], device=device)
     if len(orders) == 1:
         options, number = tree_map(lambda t: t[0], (options, number))

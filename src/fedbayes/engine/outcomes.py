@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Info, Upload
 from fedbayes.engine.clock import SUM, share
+from fedbayes.engine.steps import Steps
 from fedbayes.engine.together import Clients, take
 from fedbayes.federation.contributions import LEFT_OUT, contribute, summed
 from fedbayes.federation.influence import by_client
@@ -30,7 +31,7 @@ class Seat(NamedTuple):
 
 
 def outcomes(
-    programs: Sequence[Program], together: Clients, seats: list[Seat], uploads: Upload, info: Info
+    programs: Sequence[Program], steps: Steps, together: Clients, seats: list[Seat], uploads: Upload, info: Info
 ) -> list[tuple[int, Outcome]]:
     """Each member's outcome of a chunk; `programs` are those of the members."""
     results = []
@@ -40,7 +41,7 @@ def outcomes(
             if mine:
                 own = [seats[c] for c in mine]
                 theirs = _only(mine, seats, together, uploads, info)
-                results += _outcomes(programs[members[0]], Clients(len(mine), together.info), own, *theirs)
+                results += _outcomes(programs[members[0]], steps, Clients(len(mine), together.info), own, *theirs)
     return results
 
 
@@ -63,7 +64,7 @@ def _only(mine: list[int], seats: list[Seat], together: Clients, uploads: Upload
 
 
 def _outcomes(
-    program: Program, together: Clients, seats: list[Seat], uploads: Upload, info: Info
+    program: Program, steps: Steps, together: Clients, seats: list[Seat], uploads: Upload, info: Info
 ) -> list[tuple[int, Outcome]]:
     """The sum of each member's finite terms, and what else its clients brought."""
     one = torch.ones((), dtype=torch.float64, device=info.n.device) if program.needs_uploads else None
@@ -72,7 +73,7 @@ def _outcomes(
         terms, finite, figures = contribute(program, upload, info, one)
         return summed(program, terms), torch.cat([finite.double()[None], figures])
 
-    terms, told = together.over(term, (0, together.info))(uploads, info)
+    terms, told = steps.around(program, term, together, uploads, info)
     fine, figures = [], []
     for finite, *few in told.tolist():  # the one wait for the device in a chunk
         fine.append(bool(finite))
@@ -90,13 +91,14 @@ def _outcomes(
         if counted and terms:
             totals = by_bucket(program, terms, {c: seats[c].bucket for c in counted})
         total, buckets = apart(totals)
+        kept = {c: uploads.own and tree_map(lambda t, c=c: t[c].clone(), uploads.own) for c in counted}
         results.append(
             (
                 member,
                 Outcome(
                     total,
                     gathered,
-                    {seats[c].client: tree_map(lambda t, c=c: t[c].clone(), uploads.own) for c in counted},
+                    {seats[c].client: kept[c] for c in counted},
                     {seats[c].client: LEFT_OUT for c in mine if not fine[c]},
                     {name: sum(values[c] for c in counted) for name, values in metrics.items()},
                     len(counted),

@@ -53,6 +53,7 @@ BY_HAND = "by hand"  # a backward pass of our own for chains of linear maps, see
 
 
 REFUSED = object()  # in place of a graph that could not be made
+SMALL = 2**24  # numbers: of more, what is done once a round takes the device longer than the calls
 
 
 class Steps:
@@ -130,11 +131,16 @@ class Steps:
             if isinstance(step, Compiled):
                 step.end()
 
-    def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any) -> Any:
-        """f(inputs); in modes "graph" and "captured" captured at the first call of a key and replayed from then on."""
+    @property
+    def captures(self) -> bool:
+        """Whether steps, and what can be done like them, are graphs."""
+        return self.mode in ("graph", CAPTURED)
+
+    def carry(self, key: tuple[Any, ...], f: Callable[[Any], Any], inputs: Any, what: str = "evaluation") -> Any:
+        """f(inputs); where steps are graphs captured at the first call of a key and replayed from then on."""
         shapes = tuple((t.shape, t.dtype) for t in tree_leaves(inputs))
         key = ("carry", key, shapes, torch.get_float32_matmul_precision())
-        if self.mode not in ("graph", CAPTURED) or self._cache.get(key) is REFUSED:
+        if not self.captures or self._cache.get(key) is REFUSED:
             return f(inputs)
         try:
             if key not in self._cache:
@@ -142,8 +148,33 @@ class Steps:
             return self._cache[key](inputs)
         except Exception as error:
             self._cache[key] = REFUSED
-            self.notes.append(f"evaluation runs without a graph: {first_words(error)}")
+            self.notes.append(f"{what} runs without a graph: {first_words(error)}")
             return f(inputs)
+
+    def around(self, what: Any, f: Callable[[Any, Info], Any], together: Clients, own: Any, info: Info) -> Any:
+        """f(own, info) of every client: what is done once a round, before and after the steps.
+
+        Where steps are graphs it is one too, from its second call on, if it is small and draws nothing. It is known by
+        `what`.
+        """
+        each = together.over(f, (0, together.info))
+        leaves = tree_leaves((own, info))
+        if (
+            not self.captures
+            or not all(isinstance(t, Tensor) for t in leaves)
+            or sum(map(Tensor.numel, leaves)) > SMALL
+        ):
+            return each(own, info)
+        key = ("around", id(what), repr(together))
+        if key not in self._cache:
+            before = _generator(info.n.device)
+            made = each(own, info)
+            still = torch.equal(before, _generator(info.n.device))
+            self._cache[key] = what if still else REFUSED  # kept, so that no other thing has its number
+            return made
+        if self._cache[key] is REFUSED:
+            return each(own, info)
+        return self.carry(key, lambda inputs: each(*inputs), (own, info), "what is done once a round")
 
     def _run_meanwhile(self, steps: Steps, work: Work, state: Any) -> Any:
         try:
@@ -223,6 +254,11 @@ class Steps:
                     step = one_by_one(step)
                 self._cache[key] = Graph(step, work, state, many)
         return self._cache[key](work, state)
+
+
+def _generator(device: torch.device) -> Tensor:
+    """The state of PyTorch's generator on a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def one_by_one(step: Callable[..., Any]) -> Callable[..., Any]:

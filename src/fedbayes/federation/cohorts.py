@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from numbers import Real
 
@@ -17,6 +18,7 @@ MANY = 100_000  # clients of whom a round shuffles the whole list
 DRAWN = 1024  # clients that are drawn at once
 
 
+@lru_cache(maxsize=2)  # the next round's is asked for when own state is read ahead, and when it begins
 def cohort_of(
     number: int, *, clients: int, cohort: int, seed: int, dropout: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
