@@ -39,7 +39,7 @@ def engines(figures: Figures, arguments: argparse.Namespace, data: fb.data.Clien
     figures.add("loop, float32", seconds=loop)
     steps = -(-arguments.rows // CLIENTS["batch"])
     modes = ("off", "graph") if arguments.device == "cuda" else ("off",)
-    for precision in ("float32", "tf32", "bf16"):
+    for precision in ("float32", "tf32", "bf16") if arguments.device == "cuda" else ("float32",):
         for mode in modes:
             task = task_of(arguments, data, engine="stacked", compile=mode, precision=precision)
             best, first, notes = our_round(task, arguments.device, times=2)
@@ -52,9 +52,9 @@ def engines(figures: Figures, arguments: argparse.Namespace, data: fb.data.Clien
 
 def members(figures: Figures, arguments: argparse.Namespace, data: fb.data.Clients) -> None:
     """Five rules as one program: seconds of a round, and of a client's step."""
-    mode = "graph" if arguments.device == "cuda" else "off"
+    mode, precision = ("graph", "bf16") if arguments.device == "cuda" else ("off", "float32")
     tasks = [
-        task_of(arguments, data, rule, engine="stacked", compile=mode, precision="bf16") for rule in RULES.values()
+        task_of(arguments, data, rule, engine="stacked", compile=mode, precision=precision) for rule in RULES.values()
     ]
     trained = rounds_together(tasks, [task.begin() for task in tasks], [Memory() for _ in tasks])
     start = time.perf_counter()
@@ -66,7 +66,9 @@ def members(figures: Figures, arguments: argparse.Namespace, data: fb.data.Clien
     wait(arguments.device)
     taken = time.perf_counter() - start
     seats, steps = len(tasks) * len(data), -(-arguments.rows // CLIENTS["batch"])
-    figures.add("five rules as one program, bf16", seconds=taken, first=first, client_step=taken / steps / seats)
+    figures.add(
+        f"five rules as one program, {precision}", seconds=taken, first=first, client_step=taken / steps / seats
+    )
 
 
 def prediction(figures: Figures, arguments: argparse.Namespace, data: fb.data.Clients) -> None:
