@@ -119,10 +119,10 @@ def _run_chunk(
     # PyTorch's generator is one for all threads: with workers nothing reads it.
     where = (lead.seed, orders[0].round, number, "torch")
     with nullcontext() if lead.workers > 1 else seeded(*where, device=store.x.device):
-        state = lead.steps.around(client.start, client.start, together, own, info)
+        state = lead.steps.around(client.start, together, own, info)
         for place, phase in enumerate(client.phases):
             if phase.begin is not None:
-                state = lead.steps.around(phase.begin, phase.begin, together, state, info)
+                state = lead.steps.around(phase.begin, together, state, info)
             table = table_of(bounds, orders, seats, place)
             at = (place, table.rows.shape[-1])
             if at not in lead.normals:
@@ -131,7 +131,7 @@ def _run_chunk(
             noise = noise_of(bounds, orders, seats, place, lead.normals[at])
             seed = address(lead.seed, orders[0].round, number, place, "device")
             state = lead.steps.run(Work(phase, together, table, noise, info, store, seed), state)
-        uploads = lead.steps.around(client.finish, client.finish, together, state, info)
+        uploads = lead.steps.around(client.finish, together, state, info)
         if store.x.device.type == "cuda":
             for bound, order in zip(bounds, orders):
                 bound.look_ahead(order.round + 1)

@@ -73,7 +73,7 @@ def _outcomes(
         terms, finite, figures = contribute(program, upload, info, one)
         return summed(program, terms), torch.cat([finite.double()[None], figures])
 
-    terms, told = steps.around(program, term, together, uploads, info)
+    terms, told = steps.around(term, together, uploads, info, known_by=program)
     fine, figures = [], []
     for finite, *few in told.tolist():  # the one wait for the device in a chunk
         fine.append(bool(finite))
@@ -91,14 +91,14 @@ def _outcomes(
         if counted and terms:
             totals = by_bucket(program, terms, {c: seats[c].bucket for c in counted})
         total, buckets = apart(totals)
-        kept = {c: uploads.own and tree_map(lambda t, c=c: t[c].clone(), uploads.own) for c in counted}
+        kept = {seats[c].client: uploads.own and tree_map(lambda t, c=c: t[c].clone(), uploads.own) for c in counted}
         results.append(
             (
                 member,
                 Outcome(
                     total,
                     gathered,
-                    {seats[c].client: kept[c] for c in counted},
+                    kept,
                     {seats[c].client: LEFT_OUT for c in mine if not fine[c]},
                     {name: sum(values[c] for c in counted) for name, values in metrics.items()},
                     len(counted),

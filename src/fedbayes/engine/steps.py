@@ -151,26 +151,24 @@ class Steps:
             self.notes.append(f"{what} runs without a graph: {first_words(error)}")
             return f(inputs)
 
-    def around(self, what: Any, f: Callable[[Any, Info], Any], together: Clients, own: Any, info: Info) -> Any:
+    def around(
+        self, f: Callable[[Any, Info], Any], together: Clients, own: Any, info: Info, known_by: object = None
+    ) -> Any:
         """f(own, info) of every client: what is done once a round, before and after the steps.
 
-        Where steps are graphs it is one too, from its second call on, if it is small and draws nothing. It is known by
-        `what`.
+        Where steps are graphs it is one too, from its second call on, if it is small and draws nothing. `known_by`:
+        what it is known by, if f is made anew every time.
         """
         each = together.over(f, (0, together.info))
-        leaves = tree_leaves((own, info))
-        if (
-            not self.captures
-            or not all(isinstance(t, Tensor) for t in leaves)
-            or sum(map(Tensor.numel, leaves)) > SMALL
-        ):
+        if not self.captures or not _is_small((own, info)):
             return each(own, info)
-        key = ("around", id(what), repr(together))
+        known_by = known_by or f
+        key = ("around", id(known_by), repr(together))
         if key not in self._cache:
             before = _generator(info.n.device)
             made = each(own, info)
             still = torch.equal(before, _generator(info.n.device))
-            self._cache[key] = what if still else REFUSED  # kept, so that no other thing has its number
+            self._cache[key] = known_by if still else REFUSED  # kept, so that nothing else gets its number
             return made
         if self._cache[key] is REFUSED:
             return each(own, info)
@@ -254,6 +252,12 @@ class Steps:
                     step = one_by_one(step)
                 self._cache[key] = Graph(step, work, state, many)
         return self._cache[key](work, state)
+
+
+def _is_small(inputs: Any) -> bool:
+    """Whether they are tensors, and few numbers."""
+    leaves = tree_leaves(inputs)
+    return all(isinstance(t, Tensor) for t in leaves) and sum(map(Tensor.numel, leaves)) <= SMALL
 
 
 def _generator(device: torch.device) -> Tensor:
