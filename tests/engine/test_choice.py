@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from fedbayes.data import from_clients
-from fedbayes.engine import choice
+from fedbayes.engine import choice, stacked
 from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.engine.loop import Loop
 from fedbayes.engine.stacked import Stacked
+from fedbayes.engine.workers import threads
 from fedbayes.errors import InputError
 from fedbayes.training.fit import train
 from fedbayes.training.prepare import prepare
@@ -117,7 +118,7 @@ class Attentive(nn.Module):
 def test_a_network_that_draws_for_itself_has_its_clients_one_after_another() -> None:
     assert isinstance(task(Attentive(), rounds=3).engine, Loop)
     made = task(Attentive(), rounds=3, compile="on")
-    assert (made.engine.chunk, made.engine.workers) == (1, 0)
+    assert (made.engine.chunk, made.engine.workers) == (1, 1)
     assert "side by side" not in made.choice
 
 
@@ -130,9 +131,30 @@ def test_convolutions_of_many_weights_have_all_cores() -> None:
 
 
 def test_small_networks_leave_other_cores_alone_and_large_ones_take_them() -> None:
-    assert task(rounds=3).engine.workers == 1
     wide = nn.Sequential(nn.Flatten(), nn.Linear(36, 4000), nn.ReLU(), nn.Linear(4000, 3))
-    assert task(wide, rounds=3).engine.workers == 0
+    convolved = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
+    for network, small in ((None, True), (wide, False), (convolved, False)):
+        for engine in ("auto", "loop"):
+            assert task(network, rounds=3, engine=engine).engine.small is small
+
+
+@pytest.mark.parametrize(
+    ("machine", "cores", "small"), [("x86_64", 2, True), ("x86_64", 4, False), ("aarch64", 2, False)]
+)
+def test_compiled_steps_of_small_networks_have_one_thread_on_two_x86_cores(
+    machine: str, cores: int, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice.platform, "machine", lambda: machine)
+    with threads(cores):
+        assert task(rounds=3, compile="on").engine.small is small
+
+
+def test_clients_at_once_fit_in_caches_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = 36 * 3 + 3
+    monkeypatch.setattr(stacked, "CACHED", 4 * weights)
+    assert task(rounds=3).engine.chunk == 4
+    monkeypatch.setattr(stacked, "CACHED", weights // 2)
+    assert task(rounds=3).engine.chunk == 1
 
 
 def test_what_is_asked_for_is_taken() -> None:

@@ -12,6 +12,7 @@ from torch.func import vmap
 
 import fedbayes as fb
 from fedbayes.data import from_clients
+from fedbayes.engine import stacked
 from fedbayes.engine.chunks import width
 from fedbayes.engine.workers import AHEAD, share, side_by_side, threads
 from fedbayes.methods import method_named
@@ -71,6 +72,39 @@ def test_the_bits_do_not_depend_on_how_many_work(method: str) -> None:
         for part, q in alone.progress.state.broadcast.items():
             assert torch.equal(q.mean, again.progress.state.broadcast[part].mean), (part, cores)
         assert alone.journal[1]["train"] == again.journal[1]["train"]
+
+
+class Attentive(nn.Module):
+    """Attention, whose dropout reads PyTorch's own generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 1, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.flatten(1, 2)
+        return self.head(self.attention(h, h, h, need_weights=False)[0].mean(1))
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 9), nn.Tanh(), nn.Linear(9, 3))
+
+
+@pytest.mark.parametrize(
+    ("method", "network", "side_by_side"),
+    [("fedavg", dense, True), ("feduab", dense, True), ("fedavg", Attentive, False), ("feduab", Attentive, False)],
+)
+def test_networks_without_convolutions_run_side_by_side_if_they_draw_nothing(
+    method: str, network: Callable[[], nn.Module], side_by_side: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacked, "CACHED", 2 * sum(p.numel() for p in network().parameters()))
+    one, three = (run(method, cores, network=network) for cores in (1, 3))
+    assert one.task.engine.chunk == 2
+    for part, q in one.progress.state.broadcast.items():
+        assert torch.equal(q.mean, three.progress.state.broadcast[part].mean), part
+    (bound,) = three.task.engine._bounds.values()
+    assert (bound.workers > 1) is side_by_side
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feduab"])
@@ -138,19 +172,21 @@ def test_an_error_of_one_is_an_error_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "items", "most", "expected"),
+    ("cores", "items", "most", "small", "expected"),
     [
-        (2, 10, 8, (2, 1)),
-        (16, 10, 8, (8, 2)),
-        (16, 2, 8, (2, 8)),
-        (1, 10, 8, (1, 1)),
-        (16, 10, 1, (1, 1)),
-        (4, 1, 8, (1, 4)),
+        (2, 10, 8, False, (2, 1)),
+        (16, 10, 8, False, (8, 2)),
+        (16, 10, 8, True, (8, 1)),
+        (16, 2, 8, False, (2, 8)),
+        (1, 10, 8, False, (1, 1)),
+        (16, 10, 1, False, (1, 16)),
+        (16, 10, 1, True, (1, 1)),
+        (4, 1, 8, False, (1, 4)),
     ],
 )
-def test_cores_are_shared_out(cores: int, items: int, most: int, expected: tuple[int, int]) -> None:
+def test_cores_are_shared_out(cores: int, items: int, most: int, small: bool, expected: tuple[int, int]) -> None:
     with threads(cores):
-        assert share(items, most) == expected
+        assert share(items, most, small=small) == expected
 
 
 def test_transforms_and_modules_are_a_thread_s_own() -> None:

@@ -29,9 +29,7 @@ class Bound:
     Each has one purpose, and the noise of it.
     """
 
-    def __init__(
-        self, program: Program, alone: Loop, order: Order, *, steps: Steps, widths: Widths, workers: int
-    ) -> None:
+    def __init__(self, program: Program, alone: Loop, order: Order, *, steps: Steps, widths: Widths) -> None:
         self.program = program
         self.alone = alone  # runs it where vmap can't; its data are the engine's
         self.purpose = order.purpose
@@ -39,7 +37,8 @@ class Bound:
         self.seed = order.seed(alone.seed)
         self.steps = steps
         self.chunk, self.seats, self.stackable = widths.chunk, widths.seats, bool(widths.stackable)
-        self.workers = workers  # most chunks side by side, with one of PyTorch's threads each; 0: one, with all of them
+        self.workers = 1  # most chunks side by side, which share PyTorch's threads
+        self.small = False  # whether each has one thread, however many there are
         self.cohorts: Callable[[int], Sequence[int]] | None = None  # who takes part in a round to come
         self.notes: list[str] = []  # fallbacks that were taken
         self.normals: dict[tuple[int, int], int] = {}  # that a step of each phase reads, by the rows of its batches

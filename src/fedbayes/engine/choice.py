@@ -18,7 +18,7 @@ from fedbayes.engine.fast import forms
 from fedbayes.engine.fast.rowwise import compiler
 from fedbayes.engine.heap import keep_memory
 from fedbayes.engine.loop import Loop
-from fedbayes.engine.stacked import Stacked
+from fedbayes.engine.stacked import Stacked, weights_of
 from fedbayes.engine.steps import BY_HAND, CAPTURED, ROWWISE, Steps
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Engine, Program, Store
@@ -62,14 +62,15 @@ def choose(
         keep_memory()
         sleep_while_waiting()
     steps = rounds * sum(steps_in_epoch(size, phase) * phase.epochs for phase in program.client.phases)
+    small = device == "cpu" and _is_small(program)
     if engine == "loop":
         if chunk is not None and chunk > 1:
             raise InputError(f"at_once: the loop engine trains one client at a time, not {chunk}; use engine='stacked'")
-        return Loop(store, seed=seed, again=again), "engine loop, as asked"
+        return Loop(store, seed=seed, again=again, small=small), "engine loop, as asked"
     mode, why = _mode(compile, device, steps)
     if mode != "graph" and any(phase.private for phase in program.client.phases):
         mode, why = "eager", "samples of private steps differ in size"
-    phases, workers, clients_asked = program.client.phases, 0, chunk
+    phases, workers, clients_asked = program.client.phases, 1, chunk
     if compile == "auto" and mode == "compiled" and _are_points_of_images(program):
         mode, why = "eager", "points with convolutions: kernels lose more by their layout than they save"
     if device == "cpu" and not again:
@@ -77,25 +78,28 @@ def choose(
             mode, why = BY_HAND, "a chain of linear maps, its gradient by hand"
         if compile != "off" and all(map(forms.rowwise, phases)) and compiler():
             mode, why = ROWWISE, "steps on single rows of a small network, in C"
-        if mode in ("eager", BY_HAND) and _is_small(program):
-            workers = 1
+        if mode in ("eager", BY_HAND) and not program.model.convolves:
+            workers = WORKERS
+    small = small and (mode in ("eager", BY_HAND) or (mode == "compiled" and _wakes_slowly()))
     if device == "cpu" and engine == "auto" and program.model.convolves and chunk is None:
         # Stacked convolutions are slower than one after another on a CPU, unless calls cost more than products.
-        alone = again or _weights(program) > LARGE or _draws(program.model, store.x)
-        workers = 0 if alone else WORKERS
-        chunk = FEW_TINY if workers and _is_tiny(program, store.x) else 1
-        if not workers and mode == "eager":
+        alone = again or weights_of(program) > LARGE or _draws(program.model, store.x)
+        workers = 1 if alone else WORKERS
+        chunk = FEW_TINY if not alone and _is_tiny(program, store.x) else 1
+        if alone and mode == "eager":
             how = f"{why}; convolutions run client by client on a CPU"
-            return Loop(store, seed=seed, again=again), f"engine loop: {how}"
+            return Loop(store, seed=seed, again=again, small=small), f"engine loop: {how}"
         few = "client by client" if chunk == 1 else f"{chunk} clients at once"
-        why += f"; convolutions run {few} on a CPU" + (", side by side" if workers else "")
+        why += f"; convolutions run {few} on a CPU" + ("" if alone else ", side by side")
     if clients_asked is not None:
         why += f"; {clients_asked} client{'s' * (clients_asked > 1)} at once, as asked"
     soon = compile == SOON and mode in ("graph", "compiled")
     if soon:
         why += "; eagerly until a process beside the run has compiled them"
     steps_run = Steps(mode, again=again, soon=soon)
-    chosen = Stacked(program, store, seed=seed, chunk=chunk, steps=steps_run, cohorts=cohorts, workers=workers)
+    chosen = Stacked(
+        program, store, seed=seed, chunk=chunk, steps=steps_run, cohorts=cohorts, workers=workers, small=small
+    )
     return chosen, f"engine stacked, steps {steps_run.mode}: {why}" + ("; activations are recomputed" if again else "")
 
 
@@ -110,17 +114,20 @@ def carry_of(engine: Engine) -> Carry:
 
 def _is_small(program: Program) -> bool:
     """Whether a client's products are so short that a second thread costs more than it brings."""
-    return _weights(program) * max(phase.batch for phase in program.client.phases) <= SMALL
+    if program.model.convolves:  # each weight is in many products
+        return False
+    return weights_of(program) * max(phase.batch for phase in program.client.phases) <= SMALL
+
+
+def _wakes_slowly() -> bool:
+    """Two x86 cores: by the time that a thread which waited asleep is awake, the other could have done its part."""
+    return torch.get_num_threads() == 2 and platform.machine() in ("x86_64", "AMD64")
 
 
 def _are_points_of_images(program: Program) -> bool:
     """Whether weights without noise go through convolutions of images, which PyTorch runs with channels last."""
     points = all(isinstance(phase.step, PointStep) for phase in program.client.phases)
     return points and any(isinstance(layer, nn.Conv2d) for layer in program.model.module.modules())
-
-
-def _weights(program: Program) -> int:
-    return sum(layout.size for layout in program.model.trainable.values())
 
 
 def _is_tiny(program: Program, x: Tensor) -> bool:

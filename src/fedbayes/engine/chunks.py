@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
+import torch
 from torch.utils._pytree import tree_map
 
 from fedbayes.clients.client import Own
@@ -31,24 +31,32 @@ def run_chunks(
 ) -> Iterator[list[tuple[int, Outcome]]]:
     """What the members bring from each chunk, in order, the chunks one after another or side by side.
 
-    The first chunk of a run goes ahead alone: it compiles, and counts the normals that a step reads.
+    The first chunk of a run goes ahead alone: it compiles, counts the normals that a step reads, and shows whether
+    PyTorch's own generator is read too.
     """
     lead = lead_of(bounds)
 
     def run(number: int) -> list[tuple[int, Outcome]]:
         return _run_chunk(bounds, orders, owns, chunks[number], number)
 
+    def run_seeded(number: int) -> list[tuple[int, Outcome]]:
+        with seeded(lead.seed, orders[0].round, number, "torch", device=lead.store.x.device):
+            before = torch.get_rng_state()
+            brought = run(number)
+            if not torch.equal(before, torch.get_rng_state()):
+                lead.workers = 1  # PyTorch's generator is one for all threads: where it is read, they would share it
+            return brought
+
     numbers = range(len(chunks))
-    if lead.workers == 0:
-        yield from map(run, numbers)
-        return
-    workers, each = share(len(chunks), lead.workers)
+    workers, each = share(len(chunks), lead.workers, small=lead.small)
     with threads(each):
-        if workers == 1 or not lead.normals:
-            ahead = numbers if workers == 1 else numbers[:1]
-            numbers = numbers[len(ahead) :]
-            yield from map(run, ahead)
-        yield from side_by_side(run, numbers, workers)
+        if workers > 1 and not lead.normals:
+            yield run_seeded(0)
+            numbers = numbers[1:]
+        if workers == 1 or lead.workers == 1:
+            yield from map(run_seeded, numbers)
+        else:
+            yield from side_by_side(run, numbers, workers)
 
 
 def chunks_of(bounds: Sequence[Bound], orders: Sequence[Order]) -> Iterator[list[Seat]]:
@@ -66,9 +74,10 @@ def chunks_of(bounds: Sequence[Bound], orders: Sequence[Order]) -> Iterator[list
         yield from _equal_chunks(lead, seats)
         return
     chunk: list[Seat] = []
+    most = -(-len(seats) // max(1, -(-len(seats) // lead.chunk)))  # as many chunks as it takes, of about one size
     for seat in seats:
         short = 3 * seat.length < 2 * chunk[0].length if chunk and lead.steps.mode != BY_HAND else False
-        if chunk and (len(chunk) == lead.chunk or short):
+        if chunk and (len(chunk) == most or short):
             yield chunk
             chunk = []
         chunk.append(seat)
@@ -116,26 +125,23 @@ def _run_chunk(
     together = Clients(len(seats), constants.info_axes)
     info = info_of(constants, orders, seats, store.x.device)
     own = stack([_own(bounds[s.member], orders[s.member], owns[s.member](s.client)) for s in seats])
-    # PyTorch's generator is one for all threads: with workers nothing reads it.
-    where = (lead.seed, orders[0].round, number, "torch")
-    with nullcontext() if lead.workers > 1 else seeded(*where, device=store.x.device):
-        state = lead.steps.around(client.start, together, own, info)
-        for place, phase in enumerate(client.phases):
-            if phase.begin is not None:
-                state = lead.steps.around(phase.begin, together, state, info)
-            table = table_of(bounds, orders, seats, place)
-            at = (place, table.rows.shape[-1])
-            if at not in lead.normals:
-                one = tree_map(lambda t: t[0], state)
-                lead.normals[at] = count_normals(lead, place, one, table, together.first(info))
-            noise = noise_of(bounds, orders, seats, place, lead.normals[at])
-            seed = address(lead.seed, orders[0].round, number, place, "device")
-            state = lead.steps.run(Work(phase, together, table, noise, info, store, seed), state)
-        uploads = lead.steps.around(client.finish, together, state, info)
-        if store.x.device.type == "cuda":
-            for bound, order in zip(bounds, orders):
-                bound.look_ahead(order.round + 1)
-        return outcomes([bound.program for bound in bounds], lead.steps, together, seats, uploads, info)
+    state = lead.steps.around(client.start, together, own, info)
+    for place, phase in enumerate(client.phases):
+        if phase.begin is not None:
+            state = lead.steps.around(phase.begin, together, state, info)
+        table = table_of(bounds, orders, seats, place)
+        at = (place, table.rows.shape[-1])
+        if at not in lead.normals:
+            one = tree_map(lambda t: t[0], state)
+            lead.normals[at] = count_normals(lead, place, one, table, together.first(info))
+        noise = noise_of(bounds, orders, seats, place, lead.normals[at])
+        seed = address(lead.seed, orders[0].round, number, place, "device")
+        state = lead.steps.run(Work(phase, together, table, noise, info, store, seed), state)
+    uploads = lead.steps.around(client.finish, together, state, info)
+    if store.x.device.type == "cuda":
+        for bound, order in zip(bounds, orders):
+            bound.look_ahead(order.round + 1)
+    return outcomes([bound.program for bound in bounds], lead.steps, together, seats, uploads, info)
 
 
 def _own(bound: Bound, order: Order, own: Own | None) -> Own:

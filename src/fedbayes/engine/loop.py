@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fedbayes.engine.batches import Schedule, schedule, steps_in_epoch, taken
 from fedbayes.engine.clock import SUM, share
 from fedbayes.engine.compiled import Compiled
 from fedbayes.engine.room import Shortage, shortage
+from fedbayes.engine.workers import threads
 from fedbayes.errors import InputError
 from fedbayes.federation.contributions import LEFT_OUT, Term, contribute, summed
 from fedbayes.federation.influence import by_client
@@ -27,10 +29,11 @@ class Loop:
 
     name = "loop"
 
-    def __init__(self, store: Store, *, seed: int | str, again: bool = False) -> None:
+    def __init__(self, store: Store, *, seed: int | str, again: bool = False, small: bool = False) -> None:
         self.store = store
         self.seed = seed
         self.again = again  # whether activations are computed again: steps are then traced
+        self.small = small  # whether one of PyTorch's threads does products as fast as several
         self._traced: dict[int, tuple[Phase, Compiled]] = {}
         # By client, phase and rows of a batch, and what they are of.
         self._normals: dict[tuple[int, int, int], tuple[Client, int]] = {}
@@ -75,7 +78,8 @@ class Loop:
         info = _info(program, order, rows, store.x.device)
         # For what can't be taken over, such as dropout inside attention: reproducible here, elsewhere the same
         # distribution with other draws.
-        with seeded(seed, number, k, "torch", device=store.x.device):
+        own_thread = threads(1) if self.small else nullcontext()
+        with own_thread, seeded(seed, number, k, "torch", device=store.x.device):
             state = client.start(client.first(order.broadcast) if own is None else own, info)
             for place, phase in enumerate(client.phases):
                 if phase.begin is not None:

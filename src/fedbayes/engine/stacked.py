@@ -61,13 +61,15 @@ class Stacked:
         chunk: int | None = None,
         steps: Steps | None = None,
         cohorts: Callable[[int], Sequence[int]] | None = None,
-        workers: int = 0,
+        workers: int = 1,
+        small: bool = False,
     ) -> None:
         self.seed = seed
         self.chunk = chunk or default_chunk(program, store)
         self.steps = steps or Steps()
         self.workers = workers
-        self._alone = Loop(store, seed=seed, again=self.steps.again)
+        self.small = small
+        self._alone = Loop(store, seed=seed, again=self.steps.again, small=small)
         self._trained = program
         self._cohorts = cohorts  # who takes part in a round to come; lets a device work while the host prepares it
         self._bounds: dict[int, Bound] = {}  # by program, which a bound keeps alive
@@ -123,7 +125,8 @@ class Stacked:
         if id(program) not in self._bounds:
             widths = self._widths.get(order.purpose, Widths(self.chunk))
             steps = self._steps(program, order.purpose)
-            bound = Bound(program, self._alone, order, steps=steps, widths=widths, workers=self.workers)
+            bound = Bound(program, self._alone, order, steps=steps, widths=widths)
+            bound.workers, bound.small = self.workers, self.small
             bound.cohorts = self._cohorts if order.purpose == TRAIN else None
             self._bounds[id(program)] = bound
         return self._bounds[id(program)]
@@ -149,8 +152,11 @@ def compiling_beside(engines: Sequence[Engine]) -> Iterator[None]:
                 engine.end()
 
 
+CACHED = 2**20  # weights of all clients of a chunk on a CPU: of more, each pass over them waits for memory
+
+
 def default_chunk(program: Program, store: Store) -> int:
-    """Clients at once so that their states (about ten copies of the broadcast each) fit in memory.
+    """Clients at once so that their states (about ten copies of the broadcast each) fit in memory, on a CPU in caches.
 
     Private steps have a gradient for each row beside them.
     """
@@ -158,7 +164,13 @@ def default_chunk(program: Program, store: Store) -> int:
     weights = sum(t.numel() * t.element_size() for t in tree_leaves(program.initial))
     on_gpu = store.x.device.type == "cuda"
     room = torch.cuda.mem_get_info(store.x.device)[0] // 2 if on_gpu else 2 * 1024**3
-    return max(1, int(room // (copies * weights + 1)))
+    fit = int(room // (copies * weights + 1))
+    return max(1, fit if on_gpu else min(fit, CACHED // weights_of(program)))
+
+
+def weights_of(program: Program) -> int:
+    """How many weights a client trains."""
+    return sum(layout.size for layout in program.model.trainable.values())
 
 
 def run_all(

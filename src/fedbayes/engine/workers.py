@@ -29,15 +29,15 @@ def threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def share(items: int, most: int) -> tuple[int, int]:
+def share(items: int, most: int, *, small: bool) -> tuple[int, int]:
     """Workers for so many items, at most `most`, and the threads that each gets of those that PyTorch has.
 
     With no more threads than items and than `most` each worker gets one, however many there are: the bits of a result
-    do not depend on the machine. With `most` = 1 there is one worker with one thread.
+    do not depend on the machine. `small`: one thread each, for products that are not worth a second.
     """
     cores = torch.get_num_threads()
     workers = max(1, min(items, most, cores))
-    return workers, 1 if most == 1 else cores // workers
+    return workers, 1 if small else cores // workers
 
 
 def side_by_side(f: Callable[[Item], Any], items: Sequence[Item], workers: int) -> Iterator[Any]:
