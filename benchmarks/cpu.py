@@ -1,9 +1,10 @@
 """Ratios on this machine's CPU, each measured side by side in one run: `make bench`. Under five minutes on two cores.
 
 FedUAB's settings: MLP 784-50-50-10 on MNIST shapes (600 rows a client) and the CNN on CIFAR shapes, 10 clients a round,
-batch 10. The denominator is the plain loop of `eager.py`, run as PyTorch comes and, where that is faster, with the same
-CPU settings that the library chooses. Sections: `speed`; `beside`, a round alone and beside a busy process; `choice`
-and `compiled`, what is chosen against the loop engine. `--only` runs some of them and keeps the file's other rows.
+batch 10. The denominator is the plain loop of `eager.py` in a process of its own, run as PyTorch comes, with one thread
+and without oneDNN: the fastest of the three. Sections: `speed`; `beside`, a round alone and beside a busy process;
+`choice` and `compiled`, what is chosen against the loop engine. `--only` runs some of them and keeps the file's other
+rows.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from measure import SHAPES, Figures, Others, eager_round, federation, one_round, our_round, task_of
+from measure import SHAPES, Figures, Others, federation, one_round, our_round, task_of
+from plain import WAYS as WAYS_OF_PLAIN
+from plain import seconds
 
 import fedbayes as fb
-from fedbayes.engine.choice import quick_cpu
 from fedbayes.training.task import Task
 
 CASES = [
@@ -47,13 +50,11 @@ def speed(figures: Figures) -> None:
     for what, network, method, options, draws, each in CASES:
         clients = federation(SHAPES[network], [each] * 10)
         with Others() as others:
-            as_it_comes = eager_round(network, draws, clients, "cpu", share=2, epochs=1)
-            with quick_cpu():
-                tuned = eager_round(network, draws, clients, "cpu", share=2, epochs=1, times=2)
-        plain = min(as_it_comes, tuned)
-        figures.add(
-            f"{what}: plain loop", seconds_an_epoch=plain, as_pytorch_comes=as_it_comes, others_busy=others.share
-        )
+            ways = {way: min(seconds(network, draws, each, 3, way)) for way in WAYS_OF_PLAIN}
+        fastest = min(ways, key=lambda way: ways[way])
+        plain, as_it_comes = ways[fastest], ways[WAYS_OF_PLAIN[0]]
+        row = {"seconds_an_epoch": plain, "as_pytorch_comes": as_it_comes, "fastest": fastest}
+        figures.add(f"{what}: plain loop", **row, others_busy=others.share)
         for name, *way in WAYS:
             with Others() as others:
                 task = case_of(network, method, options, clients, *way)
@@ -83,19 +84,23 @@ def busy_neighbour() -> Iterator[None]:
         spinning.wait()
 
 
+def several(turn: Callable[[], float], times: int) -> list[float]:
+    """Seconds of some rounds."""
+    return [turn() for _ in range(times)]
+
+
 def beside(figures: Figures) -> None:
     """With one busy neighbour on two cores, two threads can have three quarters of their time; one has all of it."""
     for what, network, method, options, draws, each in CASES[:3]:
         clients = federation(SHAPES[network], [each // 2] * 10)
         ours = {name: one_round(case_of(network, method, options, clients, *way)) for name, *way in WAYS[1:]}
-        plain = partial(eager_round, network, draws, clients, "cpu", share=2, epochs=1)
-        for name, turn in {"plain loop": plain, **ours}.items():
-            with quick_cpu() if turn is plain else nullcontext():
-                turn()
-                with Others() as others:
-                    alone = min(turn() for _ in range(3))
-                with busy_neighbour():
-                    crowded = sum(turn() for _ in range(3)) / 3
+        some = {name: partial(several, turn) for name, turn in ours.items()}
+        for name, rounds in {"plain loop": partial(seconds, network, draws, each // 2), **some}.items():
+            rounds(1)
+            with Others() as others:
+                alone = min(rounds(5))
+            with busy_neighbour():
+                crowded = mean(rounds(5))
             row = f"{what}: {name}, beside a busy process"
             figures.add(row, seconds_an_epoch=crowded, against_alone=crowded / alone, others_busy=others.share)
 
@@ -108,7 +113,7 @@ def choice(figures: Figures, name: str, *way: str) -> None:
         clients = federation(SHAPES[network], SIZES[kind])
         loop, ours = (one_round(case_of(network, method, {}, clients, *w)) for w in (("loop", "off"), way))
         with Others() as others:
-            pairs = [(loop(), ours()) for _ in range(3)][1:]
+            pairs = [(loop(), ours()) for _ in range(6)][1:]
         a, b = (min(times) for times in zip(*pairs))
         row = f"{method} {network}, {kind} clients: {name}, against the loop engine"
         figures.add(row, seconds_an_epoch=b, ratio=a / b, others_busy=others.share)

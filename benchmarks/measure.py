@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import eager
+import plain
 import torch
 
 import fedbayes as fb
@@ -22,7 +23,7 @@ from fedbayes.training.rounds import rounds
 from fedbayes.training.run import Memory
 from fedbayes.training.task import Task
 
-SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "text_cnn": (32,)}  # of the inputs; a text is its tokens
+SHAPES: dict[str, tuple[int, ...]] = {**plain.SHAPES, "text_cnn": (32,)}  # of the inputs; a text is its tokens
 WORDS = 50_000
 
 

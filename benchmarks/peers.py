@@ -90,7 +90,8 @@ def interpreter(name: str, peer: Peer, folder: Path, limit: float) -> str:
 def turn(python: str, peer: Peer, data: Path, rounds: int, limit: float, what: str = "did not run") -> dict[str, Any]:
     """The line of figures of one process."""
     ours = {"PYTHONPATH": str(ROOT / "src")} if not peer.packages else {}
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | ours
+    # How threads wait is not said here: `make` says so for tests, which would slow down other libraries.
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "OMP_WAIT_POLICY")} | ours
     told = finished([python, str(peer.script), str(data), str(rounds)], limit, what, env=env)
     lines = [text for text in told.splitlines() if text.startswith("{")]
     if not lines:
