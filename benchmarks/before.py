@@ -1,6 +1,7 @@
 """A round of an earlier commit against a round of this checkout: `python benchmarks/before.py d650ea8`; a few minutes.
 
-Each of the two is a process of its own that runs the cases of `cpu.py`, steps not compiled. They take turns, so that
+Each of the two is a process of its own that runs the cases of `cpu.py`, and more of wide networks and many clients,
+steps not compiled. They take turns, so that
 what else the machine does falls on both; a row has the median over the pairs of before / now, and the best of each.
 `--compiled` has the chosen engine's compiled steps as well. The earlier commit runs with the packages of this one.
 """
@@ -28,17 +29,39 @@ SERVER = """
 import json, sys, time
 from pathlib import Path
 import fedbayes
-from measure import SHAPES, federation, one_round, task_of
+from measure import SHAPES, federation, network_named, one_round, prepare
 
 assert Path(fedbayes.__file__).is_relative_to(sys.argv[1]), fedbayes.__file__
-network, method, options, rows, engine, compile = json.loads(sys.argv[2])
-clients = federation(SHAPES[network], [rows] * 10)
-turn = one_round(task_of(network, method, {"epochs": 1, **options}, clients, "cpu", engine=engine, compile=compile))
+network, more, method, options, rows, number, engine, compile = json.loads(sys.argv[2])
+clients = federation(SHAPES[network], [rows] * number)
+module = network_named(network, clients.data.shape, 10, **more)
+made = fedbayes.methods.method_named(method, {"epochs": 1, **options})
+how = {"engine": engine, "compile": compile, "evaluate_every": 10**9}
+turn = one_round(prepare(module, clients, method=made, cohort=number, device="cpu", **how))
 for line in sys.stdin:
     begun = time.process_time()
     seconds = turn()
     print(json.dumps([seconds, time.process_time() - begun]), flush=True)
 """
+
+ADAM, ONE = {"optimiser": "adam", "lr": 0.001}, {"train_draws": 1}
+# what, widths of hidden layers, method, options, rows a client, clients
+WIDE: list[tuple[str, list[int], str, dict[str, Any], int, int]] = [
+    ("FedUAB-1 MLP 50-50, 100 clients", [50, 50], "feduab", ONE, 60, 100),
+    ("FedAvg MLP 200-100, 100 clients", [200, 100], "fedavg", {}, 60, 100),
+    ("FedAvg by Adam MLP 200-100, 100 clients", [200, 100], "fedavg", ADAM, 60, 100),
+    ("FedUAB-1 MLP 200-100, 10 clients", [200, 100], "feduab", ONE, 120, 10),
+    ("FedAvg by Adam MLP 1000-300, 10 clients", [1000, 300], "fedavg", ADAM, 60, 10),
+    ("FedUAB-1 MLP 1000-300, 10 clients", [1000, 300], "feduab", ONE, 60, 10),
+]
+
+
+def cases() -> Iterator[tuple[str, list[Any]]]:
+    """What, and what a server is told."""
+    for what, network, method, options, _, rows in CASES:
+        yield what, [network, {}, method, options, rows, 10]
+    for what, hidden, method, options, rows, number in WIDE:
+        yield what, ["mlp", {"hidden": hidden}, method, options, rows, number]
 
 
 @contextmanager
@@ -113,11 +136,10 @@ def main() -> None:
     arguments = parser.parse_args()
     figures = Figures(arguments.output, "cpu", keep=arguments.case != "")
     with checkout(arguments.commit) as place:
-        for what, network, method, options, _, rows in CASES:
+        for what, case in cases():
             for name, *way in WAYS if arguments.compiled else WAYS[:2]:
                 if f"{what}: {name}".startswith(arguments.case):
-                    case = [network, method, options, rows, *way]
-                    compare(figures, place, f"{what}: {name}", case, arguments.pairs)
+                    compare(figures, place, f"{what}: {name}", [*case, *way], arguments.pairs)
 
 
 if __name__ == "__main__":
