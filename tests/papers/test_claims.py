@@ -67,14 +67,19 @@ def attacked(file: str, row: str, column: str, group: str = "FedUAB Dirichlet .3
     return Number(file, {"group": group, "row": row, "column": column, "metric": "accuracy"})
 
 
-def bench(file: str, what: str) -> Number:
-    return Number(f"bench-{file}", {"what": what}, "times", "ratio")
+def bench(file: str, what: str, metric: str = "ratio") -> Number:
+    return Number(f"bench-{file}", {"what": what}, "times", metric)
 
 
 SCENARIOS = [f"{size}-{split}" for size in ("All", "Small") for split in ("IID", "Dirichlet", "Only2")]
 CLAIMS = [
     Claim("README.md", "| {} times as fast;", [bench("gpu", "FedUAB-1 MLP round: stacked, compile graph")]),
-    Claim("README.md", "cores, compiled | {} times |", [bench("cpu", "FedUAB-1 MLP: auto, compiled")]),
+    Claim("README.md", "cores, compiled | {} times |", [bench("cpu-x86", "FedUAB-1 MLP: auto, compiled")]),
+    Claim(
+        "README.md",
+        "against ours | {}, {} and {} times as long |",
+        [bench("peers", f"{peer}, alone", "ratio_median") for peer in ("fedjax", "flower", "pfl")],
+    ),
     Claim(
         "README.md",
         "| FedPPD on CIFAR-10, two main classes per client: accuracy, ECE | {} %, {} | {} %, {} |",
