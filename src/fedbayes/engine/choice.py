@@ -6,7 +6,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,46 +61,72 @@ def choose(
     if device == "cpu":
         keep_memory()
         sleep_while_waiting()
-    steps = rounds * sum(steps_in_epoch(size, phase) * phase.epochs for phase in program.client.phases)
-    small = device == "cpu" and _is_small(program)
     if engine == "loop":
         if chunk is not None and chunk > 1:
             raise InputError(f"at_once: the loop engine trains one client at a time, not {chunk}; use engine='stacked'")
+        small = device == "cpu" and _is_small(program)
         return Loop(store, seed=seed, again=again, small=small), "engine loop, as asked"
+    steps = rounds * sum(steps_in_epoch(size, phase) * phase.epochs for phase in program.client.phases)
     mode, why = _mode(compile, device, steps)
     if mode != "graph" and any(phase.private for phase in program.client.phases):
         mode, why = "eager", "samples of private steps differ in size"
-    phases, workers, clients_asked = program.client.phases, 1, chunk
     if compile == "auto" and mode == "compiled" and _are_points_of_images(program):
         mode, why = "eager", "points with convolutions: kernels lose more by their layout than they save"
     if device == "cpu" and not again:
-        if compile in ("auto", "off") and all(map(forms.dense, phases)):
-            mode, why = BY_HAND, "a chain of linear maps, its gradient by hand"
-        if compile != "off" and all(map(forms.rowwise, phases)) and compiler():
-            mode, why = ROWWISE, "steps on single rows of a small network, in C"
-        if mode in ("eager", BY_HAND) and not program.model.convolves:
-            workers = WORKERS
-    small = small and (mode in ("eager", BY_HAND) or (mode == "compiled" and _wakes_slowly()))
-    if device == "cpu" and engine == "auto" and program.model.convolves and chunk is None:
-        # Stacked convolutions are slower than one after another on a CPU, unless calls cost more than products.
-        alone = again or weights_of(program) > LARGE or _draws(program.model, store.x)
-        workers = 1 if alone else WORKERS
-        chunk = FEW_TINY if not alone and _is_tiny(program, store.x) else 1
-        if alone and mode == "eager":
-            how = f"{why}; convolutions run client by client on a CPU"
-            return Loop(store, seed=seed, again=again, small=small), f"engine loop: {how}"
-        few = "client by client" if chunk == 1 else f"{chunk} clients at once"
-        why += f"; convolutions run {few} on a CPU" + ("" if alone else ", side by side")
-    if clients_asked is not None:
-        why += f"; {clients_asked} client{'s' * (clients_asked > 1)} at once, as asked"
+        mode, why = _by_hand(program, compile) or (mode, why)
+    way = Way(chunk)
+    if device == "cpu":
+        way, how = _on_cpu(program, store, mode, chunk, stacked=engine == "stacked" or chunk is not None)
+        why += how
+    if way.alone:
+        return Loop(store, seed=seed, again=again, small=way.small), f"engine loop: {why}"
+    if chunk is not None:
+        why += f"; {chunk} client{'s' * (chunk > 1)} at once, as asked"
     soon = compile == SOON and mode in ("graph", "compiled")
     if soon:
         why += "; eagerly until a process beside the run has compiled them"
     steps_run = Steps(mode, again=again, soon=soon)
-    chosen = Stacked(
-        program, store, seed=seed, chunk=chunk, steps=steps_run, cohorts=cohorts, workers=workers, small=small
-    )
+    shares: dict[str, Any] = {"chunk": way.chunk, "workers": way.workers, "small": way.small}
+    chosen = Stacked(program, store, seed=seed, steps=steps_run, cohorts=cohorts, **shares)
     return chosen, f"engine stacked, steps {steps_run.mode}: {why}" + ("; activations are recomputed" if again else "")
+
+
+class Way(NamedTuple):
+    """How a round is cut into chunks, and who runs them."""
+
+    chunk: int | None  # clients of a chunk; None: what fits
+    workers: int = 1  # chunks side by side at most
+    small: bool = False  # whether each has one of PyTorch's threads
+    alone: bool = False  # client by client, by the loop engine
+
+
+def _on_cpu(program: Program, store: Store, mode: str, chunk: int | None, *, stacked: bool) -> tuple[Way, str]:
+    """Chunks of the clients on a CPU, and in words what is particular to them. `stacked`: as many at once as asked for.
+
+    Stacked convolutions are slower than one after another, unless calls cost more than products. Compiled kernels hold
+    Python's lock.
+    """
+    again, eager = recomputes(program.model.module), mode in ("eager", BY_HAND)
+    small = _is_small(program) and (eager or (mode == "compiled" and _wakes_slowly()))
+    if not program.model.convolves or stacked:
+        free = eager and not again and not program.model.convolves
+        return Way(chunk, WORKERS if free else 1, small), ""
+    one_after_another = again or weights_of(program) > LARGE or _draws(program.model, store.x)
+    if one_after_another:
+        return Way(1, 1, small, alone=mode == "eager"), "; convolutions run client by client on a CPU"
+    few = FEW_TINY if _is_tiny(program, store.x) else 1
+    how = "client by client" if few == 1 else f"{few} clients at once"
+    return Way(few, WORKERS, small), f"; convolutions run {how} on a CPU, side by side"
+
+
+def _by_hand(program: Program, compile: str) -> tuple[str, str] | None:
+    """Code of our own for the steps on a CPU, and why, where there is some."""
+    phases = program.client.phases
+    if compile != "off" and all(map(forms.rowwise, phases)) and compiler():
+        return ROWWISE, "steps on single rows of a small network, in C"
+    if compile in ("auto", "off") and all(map(forms.dense, phases)):
+        return BY_HAND, "a chain of linear maps, its gradient by hand"
+    return None
 
 
 # f(inputs), which stays on the device and is asked for again under a key.
