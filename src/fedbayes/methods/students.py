@@ -22,7 +22,8 @@ from fedbayes.methods.composition import check_batch, model_of
 from fedbayes.methods.groups import Descent, Schedule, optimiser_named
 from fedbayes.methods.method import Setting
 from fedbayes.model.call import arguments_of, tensor_in
-from fedbayes.model.model import Model, in_precision_of
+from fedbayes.model.inputs import in_precision_of
+from fedbayes.model.model import Model
 from fedbayes.networks.papers import network_named
 from fedbayes.options import (
     Check,

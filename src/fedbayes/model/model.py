@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import has_torch_function
-from torch.utils._pytree import tree_leaves
 
 from fedbayes.model.call import call, shared_copy, tensor_in
 from fedbayes.model.convolution import FEW, few, replaced
+from fedbayes.model.inputs import as_it_is, first_of, to_float
 from fedbayes.model.interception import Handler, Interception, batch_norm, training_handlers
 from fedbayes.model.likelihood import Likelihood, Weights, log_prob_of_classes
 from fedbayes.model.order import Direct, Straight, straight
@@ -233,7 +233,7 @@ class Model:
             replacements |= self._usual(x)
             with Interception(replacements) if replacements else nullcontext():
                 return self._call(self.still, weights, x)
-        with Interception({**replaced(_first(x)), **training_handlers(tape, None)}):
+        with Interception({**replaced(first_of(x)), **training_handlers(tape, None)}):
             return self._call(self.dropping, weights, x)
 
     @cached_property
@@ -246,16 +246,16 @@ class Model:
 
     def _directly(self, weights: Weights, x: Tensor) -> Tensor:
         assert self._direct is not None
-        with torch.autocast(_first(x).device.type, torch.bfloat16) if self.bfloat16 else nullcontext():
+        with torch.autocast(first_of(x).device.type, torch.bfloat16) if self.bfloat16 else nullcontext():
             return self._direct(self.as_read(weights), self.inputs(x)).to(self.dtype)
 
     def _usual(self, x: Tensor) -> dict[Any, Handler]:
         """What is done our way in every call."""
-        return replaced(_first(x)) if self.convolves else {}
+        return replaced(first_of(x)) if self.convolves else {}
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
         tensors, seen = self.as_read(_of_module(weights)), self.inputs(x)
-        half = torch.autocast(_first(x).device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
+        half = torch.autocast(first_of(x).device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
         with half, said_to_be_traced() if self.asks and not alone() else nullcontext():
             output = tensor_in(call(module, tensors, seen))
         return output.to(self.dtype)
@@ -300,26 +300,6 @@ PLAIN = {
     nn.LayerNorm,
     nn.GroupNorm,
 }
-
-
-def _first(x: Any) -> Tensor:
-    """The input, or the first of several."""
-    return x if isinstance(x, Tensor) else tree_leaves(x)[0]
-
-
-def to_float(x: Tensor) -> Tensor:
-    """Bytes become numbers in [0, 1]; anything else is left as it is."""
-    return x.float() / 255 if x.dtype == torch.uint8 else x
-
-
-def as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
-def in_precision_of(module: nn.Module, x: Any) -> Any:
-    """Floating inputs in the dtype of the module's weights."""
-    first = next((p for p in module.parameters() if p.is_floating_point()), None)
-    return mapped(lambda t: t if first is None or not t.is_floating_point() else t.to(first.dtype), x)
 
 
 FROZEN = "frozen"

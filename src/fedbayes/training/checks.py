@@ -13,7 +13,8 @@ from fedbayes.data.augment import AUGMENTATIONS
 from fedbayes.errors import InputError
 from fedbayes.methods import Setting
 from fedbayes.model.call import arguments_of, tensor_in
-from fedbayes.model.model import Augment, in_precision_of
+from fedbayes.model.inputs import in_precision_of
+from fedbayes.model.model import Augment
 
 
 def augmentation(name: str | None, data: Dataset) -> Augment | None:
