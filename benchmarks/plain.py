@@ -32,9 +32,8 @@ def seconds(network: str, draws: int, rows: int, times: int, way: str = WAYS[0])
 
 
 def main() -> None:
-    network, way = sys.argv[1], sys.argv[5]
-    draws, rows, times = map(int, sys.argv[2:5])
-    if way == NO_ONEDNN:
+    network, (draws, rows, times) = sys.argv[1], map(int, sys.argv[2:5])
+    if NO_ONEDNN in sys.argv[5:]:
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     random = torch.Generator().manual_seed(0)
     clients = [
