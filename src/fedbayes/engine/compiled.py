@@ -96,7 +96,9 @@ class Compiled:
         shapes = [(t.shape, t.stride(), t.dtype, t.device, 0) for t in apart]
         # As traced: in the order of operations, for those that are computed again stand where memory is free for them.
         as_traced = {"reorder_for_locality": False} if self.again else {}
-        options = {"cpp.threads": torch.get_num_threads(), **as_traced}
+        # Small operations that do not wait for one another are one launch.
+        launches = {"combo_kernels": True} if any(t.is_cuda for t in inputs) else {}
+        options = {"cpp.threads": torch.get_num_threads(), **as_traced, **launches}
         pieces = cut(graph) if self.kernels and not self.again else None
         if pieces is None:
             return Program([Part(plain(graph), shapes)], itemgetter(0), out, options)
