@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedbayes import scores
 
@@ -98,12 +99,22 @@ def test_stacked_equals_looped(kind):
             torch.testing.assert_close(stacked[name][k], value, rtol=1e-12, atol=1e-12)
 
 
+class NoNumbersOfTheHost(TorchDispatchMode):
+    """Refuses a tensor made of Python's numbers: a GPU would be waited for while they are copied."""
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        assert op is not torch.ops.aten.lift_fresh.default, "a tensor of Python's numbers is made"
+        return op(*args, **(kwargs or {}))
+
+
 @kinds
 def test_sums_never_look_at_a_value(kind):
     # A meta tensor has none: whatever would wait for a GPU raises here.
     sums, _ = scores.SUMS[kind]
-    case = [t.to("meta") for t in _case(kind, 10)]
-    assert sums(*case, torch.ones(10, device="meta"))["count"].is_meta
+    case = _case(kind, 10)
+    assert sums(*(t.to("meta") for t in case), torch.ones(10, device="meta"))["count"].is_meta
+    with NoNumbersOfTheHost():
+        sums(*case, torch.ones(10))
 
 
 @kinds

@@ -132,7 +132,8 @@ def survival_sums(
     cuts = torch.arange(1, survival.shape[1] + 1, device=survival.device) if times is None else times
     survival = torch.where(live[:, None] > 0, survival.double(), 0.5)
     # A row that is not live has a time below all others and no event: it is in no pair, and never at risk.
-    target = torch.where(live[:, None] > 0, target.double(), torch.tensor([-1.0, 0.0], device=survival.device).double())
+    time, event = target.double().unbind(1)
+    target = torch.stack([torch.where(live > 0, time, -1.0), torch.where(live > 0, event, 0.0)], 1)
     cuts = cuts.to(survival)
     concordant, comparable = _pairs(risk_of(survival), target, None)
     brier = _brier_terms(survival, target, cuts, target, live) @ _trapezia(cuts)
