@@ -77,8 +77,8 @@ class PVI(Partitioned):
     """Partitioned variational inference: clients keep a factor of the posterior, and send its change (Bui, 2018).
 
     The prior N(0, prior_scale^2) is the first broadcast; training starts from the network's own weights. With ivon each
-    client holds its mean by its part of the posterior's precision: any `damping` below 1 settles for convex losses; with gradient
-    steps it is about 1 / clients where they are alike.
+    client holds its mean by its part of the posterior's precision: any `damping` below 1 settles for convex losses;
+    with gradient steps it is about 1 / clients where they are alike.
     """
 
     name: ClassVar[str] = "pvi"
