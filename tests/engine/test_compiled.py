@@ -2,7 +2,7 @@ import sys
 
 import torch
 
-from fedbayes.engine.compiled import Compiled
+from fedbayes.engine.compiled import SMALL, Compiled, launches, traced
 
 
 def test_words_of_the_command_line_stay_out_of_what_is_compiled(monkeypatch):
@@ -12,3 +12,9 @@ def test_words_of_the_command_line_stay_out_of_what_is_compiled(monkeypatch):
     # Compiled code has a cosine of its own.
     torch.testing.assert_close(Compiled(lambda t: {"twice": (t + t).cos()})(x)["twice"], (x + x).cos())
     assert sys.argv == arguments
+
+
+def test_launches_are_joined_on_a_gpu_where_tensors_are_small():
+    small, large = (traced(lambda t: [t.sin()], [torch.empty(n)], again=False) for n in (SMALL, SMALL + 1))
+    assert launches(small, "cuda") == {"combo_kernels": True}
+    assert launches(large, "cuda") == launches(small, "cpu") == {}

@@ -20,6 +20,9 @@ from fedbayes.engine.repeats import Part, cut
 from fedbayes.model.recomputation import noted_blocks, peak, recompute
 
 
+SMALL = 2**23  # numbers of the largest tensor of a step whose launches are joined: up to there it was measured
+
+
 class Program(NamedTuple):
     """A traced step: its parts, the function that it is by theirs, what it gives, and how they are compiled."""
 
@@ -96,9 +99,8 @@ class Compiled:
         shapes = [(t.shape, t.stride(), t.dtype, t.device, 0) for t in apart]
         # As traced: in the order of operations, for those that are computed again stand where memory is free for them.
         as_traced = {"reorder_for_locality": False} if self.again else {}
-        # Small operations that do not wait for one another are one launch.
-        launches = {"combo_kernels": True} if any(t.is_cuda for t in inputs) else {}
-        options = {"cpp.threads": torch.get_num_threads(), **as_traced, **launches}
+        device = next((t.device.type for t in inputs), "cpu")
+        options = {"cpp.threads": torch.get_num_threads(), **as_traced, **launches(graph, device)}
         pieces = cut(graph) if self.kernels and not self.again else None
         if pieces is None:
             return Program([Part(plain(graph), shapes)], itemgetter(0), out, options)
@@ -124,6 +126,15 @@ class Compiled:
         structures: list[Any] = []
         with torch.no_grad():
             return traced(flat, inputs, again=self.again), structures[-1]
+
+
+def launches(graph: GraphModule, device: str) -> dict[str, Any]:
+    """Options of the compiler: on a GPU small operations that do not wait for one another are one launch.
+
+    Where tensors are larger than `SMALL`, as of wide networks on many images, what they cost is no launches.
+    """
+    sizes = [v.numel() for node in graph.graph.nodes if isinstance(v := node.meta.get("val"), Tensor)]
+    return {"combo_kernels": True} if device == "cuda" and max(sizes, default=0) <= SMALL else {}
 
 
 def traced(flat: Callable[..., Any], inputs: list[Tensor], *, again: bool) -> GraphModule:
