@@ -19,7 +19,6 @@ from fedbayes.engine.compiler import kernels
 from fedbayes.engine.repeats import Part, cut
 from fedbayes.model.recomputation import noted_blocks, peak, recompute
 
-
 SMALL = 2**23  # numbers of the largest tensor of a step whose launches are joined: up to there it was measured
 
 
