@@ -1,4 +1,4 @@
-"""Microseconds of a step of FedUAB-1's MLP on a CUDA device for 10, 100 and 1000 clients: fused and compiled, in turns.
+"""Microseconds of a step of FedUAB's and FedAvg's MLP on a CUDA device, 10 to 1000 clients: fused, compiled, in turns.
 
 `python benchmarks/step.py`. Both run as CUDA graphs. `round` is a whole round by the engine: schedules, steps, the sum.
 """
@@ -35,14 +35,14 @@ class Timed(Steps):
 
 
 def measure(clients: fb.data.Clients, precision: str, draws: int, times: int) -> dict[str, dict[str, float]]:
-    """The best microseconds of a step, and of a round for each step, by way."""
+    """The best microseconds of a step, and of a round for each step, by way. Without draws it is FedAvg's."""
     taken: dict[str, dict[str, float]] = {}
     ways = {}
     for way in ("compiled", "fused"):
         task = prepare(
             network_named("mlp", clients.data.shape, 10),
             clients,
-            method=fb.methods.feduab(draws=draws),
+            method=fb.methods.feduab(draws=draws) if draws else fb.methods.fedavg(),
             rounds=1,
             cohort=len(clients),
             device="cuda",
@@ -85,11 +85,12 @@ def main() -> None:
     figures = Figures(given.output, "cuda", given.commit)
     for count in given.clients:
         clients = federation(SHAPES["mlp"], [ROWS] * count)
-        for precision, draws in (("tf32", 1), ("float32", 1), ("tf32", 5)):
+        for precision, draws in (("tf32", 1), ("float32", 1), ("tf32", 5), ("tf32", 0)):
             taken = measure(clients, precision, draws, given.times)
             ratio = taken["compiled"]["step"] / taken["fused"]["step"]
             for way, best in taken.items():
-                figures.add(f"FedUAB-{draws} MLP, {count} clients, {precision}: {way}", **best, ratio=ratio)
+                name = f"FedUAB-{draws}" if draws else "FedAvg"
+                figures.add(f"{name} MLP, {count} clients, {precision}: {way}", **best, ratio=ratio)
 
 
 if __name__ == "__main__":

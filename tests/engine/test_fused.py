@@ -1,4 +1,4 @@
-"""The fused kernels take the variational client's own steps, on the same noise, up to rounding."""
+"""The fused kernels take the clients' own steps, on the same noise, up to rounding."""
 
 import os
 from typing import Any
@@ -10,10 +10,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import fedbayes as fb
 from fedbayes.data import from_clients
+from fedbayes.engine import choice
 from fedbayes.engine.fast import forms, fused
 from fedbayes.engine.steps import Steps, stacked_step
 from fedbayes.engine.work import Work
 from fedbayes.training.fit import fit
+from fedbayes.training.prepare import prepare
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -53,7 +55,7 @@ def clients(sizes: list[int], kind: str) -> fb.data.Clients:
 
 def gap(work: Work, state: Any) -> float:
     """The largest difference of a state after all steps, relative where values are large."""
-    form = forms.bayes(work.phase)
+    form = forms.bayes(work.phase) or forms.points(work.phase)
     assert form is not None
     assert fused.fits(form, work.phase.batch)
     plain, quick = (stacked_step(work.phase, work.together, work.table.live is not None), fused.stepping(form))
@@ -99,6 +101,31 @@ def test_a_fused_step_is_the_clients_own(
     found = gaps(layers, method, sizes, kind, monkeypatch)
     assert found
     assert max(found) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("layers", "options", "sizes", "kind"),
+    [
+        *((layers, {}, [12, 12, 12], "classes") for layers in LAYERS),
+        ("relu", {"momentum": 0.9}, [12, 3, 7], "classes"),
+        ("sigmoid", {"lr_within": "falling"}, [12, 3, 7], "classes"),
+        ("tanh", {}, [12, 3, 7], "real"),
+    ],
+)
+def test_a_fused_step_of_points_is_the_clients_own(
+    layers: str, options: dict[str, Any], sizes: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "_by_hand", lambda *_: None)  # which a CPU would have in their place
+    method = fb.methods.fedavg(epochs=2, batch=5, lr=0.1, **options)
+    found = gaps(layers, method, sizes, kind, monkeypatch)
+    assert found
+    assert max(found) < 2e-5
+
+
+@pytest.mark.parametrize("options", [{"weight_decay": 0.1}, {"clip": 1.0}, {"optimiser": "adam"}])
+def test_points_with_more_than_their_loss_have_no_fused_step(options: dict[str, Any]) -> None:
+    task = prepare(LAYERS["relu"], clients([12, 12], "classes"), method=fb.methods.fedavg(**options))
+    assert forms.points(task.program.client.phases[0]) is None
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ class Steps:
         """The form of a step that has kernels of its own within a graph."""
         if self.mode != "graph" or not self.fused:
             return None
-        form = forms.bayes(work.phase) if fused.available() else None
+        form = forms.bayes(work.phase) or forms.points(work.phase) if fused.available() else None
         if form is not None and fused.fits(form, work.phase.batch):
             return form
         step = None if TILT in work.info.constants else forms.drawn(work.phase)

@@ -44,6 +44,7 @@ class Bayes(NamedTuple):
     """Descent on the expected NLL of normals over linear maps with functions between them, and their KL to a prior.
 
     By local reparameterisation: the noise is that of the layers' outputs. By gradients, or by natural ones (`newton`).
+    Of `points` there is neither noise nor a KL: their one draw is their NLL.
     """
 
     layers: tuple[tuple[int, int, bool], ...]  # as of Dense
@@ -57,6 +58,12 @@ class Bayes(NamedTuple):
     epochs: int
     falling: bool
     newton: Newton | None = None
+    points: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What the weights are, as the kernels have it."""
+        return "points" if self.points else "scales" if self.newton is None else "precisions"
 
 
 class Rowwise(NamedTuple):
@@ -106,6 +113,15 @@ def bayes(phase: Phase) -> Bayes | None:
     if step.opposite or step.clips or step.curvature == "squared" or step.prior != "fixed":
         return None
     return form._replace(newton=Newton(step.curvature, step.implicit, step.remembers))
+
+
+def points(phase: Phase) -> Bayes | None:
+    """The form of a point client's step on linear maps down its NLL alone; None for any other."""
+    form = dense(phase)
+    if form is None or form.private or form.pull or form.clip or form.dtype != torch.float32:
+        return None
+    chain, falling = (form.layers, form.between, form.inputs, form.scale), form.falling
+    return Bayes(*chain, form.momentum, 1, "", "", max(1, falling), falling > 0, points=True)
 
 
 def drawn(phase: Phase) -> IvonStep | None:

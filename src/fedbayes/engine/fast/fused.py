@@ -1,9 +1,9 @@
-"""Variational steps on chains of linear maps as a few kernels for all clients: products, noise, KL and update in one.
+"""Steps on chains of linear maps as a few kernels for all clients: products, noise, KL and update in one.
 
 Under local reparameterisation a layer is  x m + b + sqrt(x^2 s^2 + s_b^2) * noise.  A step reads means and scales of
 all clients twice and writes them once, six passes in all, and keeps nothing else of their size; a natural-gradient step
-(IVON) has its running mean of gradients beside them. Rows are the batch, once for each draw. Written in Triton, for a
-GPU; equal to the variational client's own step up to rounding, on the same noise.
+(IVON) has its running mean of gradients beside them, and points have means alone. Rows are the batch, once for each
+draw. Written in Triton, for a GPU; equal to the client's own step up to rounding, on the same noise.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ def stepping(form: Bayes) -> Callable[..., Learner]:
 
 def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tensor, info: Info) -> None:
     kernels = _kernels()
-    mean, spread_of = state.vectors["mean"], state.vectors["precision" if form.newton else "rho"]
+    mean, spread_of = _vectors(form, state.vectors)
     (clients, batch, _), rows = b.x.shape, form.draws * b.x.shape[1]
     x = b.x.contiguous()
     counts = None if b.mask is None else b.mask.sum(-1, dtype=torch.int32)
     weight, rate, numbers = _numbers(form, state, b, info)
     shape = {
         "K": clients, "P": mean.shape[1], "NORMALS": noise.shape[1] // form.draws, "R": rows, "B": batch,
-        "ROWS": _padded(rows), "PRECISION": _precision(), "NEWTON": form.newton is not None,
+        "ROWS": _padded(rows), "PRECISION": _precision(), "KIND": form.kind,
     }  # fmt: skip
 
     def empty(*sizes: int) -> Tensor:
@@ -105,7 +105,7 @@ def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tens
     slopes: list[Tensor] = []
     below: tuple[Tensor, Place] | None = None  # sums of the layer below, by split
     for layer in layers:
-        sums = empty(2, layer.splits, clients, rows, layer.outputs)
+        sums = empty(1 if form.points else 2, layer.splits, clients, rows, layer.outputs)
         seen = x if below is None else empty(clients, rows, layer.inputs)
         slope = x if below is None else empty(clients, rows, layer.inputs)  # of an output in its variance
         under, place = (sums, layer) if below is None else below
@@ -131,13 +131,14 @@ def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tens
         OUT=last.outputs, OUTS=_padded(last.outputs), BELOW=last.splits, BIAS=last.bias, CLASSES=form.scale is None,
         MASKED=counts is not None, **shape,
     )  # fmt: skip
-    q: Any = info.broadcast["model"]
-    prior = (q.mean, q.scale) if form.prior == "broadcast" else (mean, info.options["prior_scale"])
-    velocity = (mean, spread_of)
+    velocity, prior = (mean, spread_of), (mean, mean)
+    if form.prior:
+        q: Any = info.broadcast["model"]
+        prior = (q.mean, q.scale) if form.prior == "broadcast" else (mean, info.options["prior_scale"])
     if form.newton:
         velocity = (state.optimiser["first"]["mean"], spread_of)
     elif form.momentum:
-        velocity = (state.optimiser["mean"], state.optimiser["rho"])
+        velocity = _vectors(form, state.optimiser)
     for number in reversed(range(len(layers))):
         layer, first = layers[number], number == 0
         lower = (down, spread) if first else (empty(clients, rows, layer.inputs), empty(clients, rows, layer.inputs))
@@ -154,12 +155,22 @@ def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tens
         down, spread = lower
 
 
+def _vectors(form: Bayes, named: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Means, and what tells the scales; of points, which have none, the one vector that there is, twice."""
+    if form.points:
+        (only,) = named.values()
+        return only, only
+    return named["mean"], named["precision" if form.newton else "rho"]
+
+
 def _numbers(form: Bayes, state: Learner, b: Batch, info: Info) -> tuple[Tensor, Tensor, Tensor]:
     """The weight of the KL and the rate for each client, and the table [clients, 8] of what else IVON's step needs."""
-    weight, options = KL_WEIGHTS[form.kl](b, info), info.options
+    options = info.options
     if form.newton is None:
         rate = falling_rate(b, info, form.epochs) if form.falling else options["lr"]
+        weight = KL_WEIGHTS[form.kl](b, info) if form.kl else rate
         return _by_client(weight), _by_client(rate), state.loss
+    weight = KL_WEIGHTS[form.kl](b, info)
     table = torch.empty(len(b.x), 8, dtype=torch.float32, device=b.x.device)
     memory = options["beta2" if form.newton.remembers else "curvature_memory"]
     given = (weight, options["lr"], options["beta1"], memory, options["least_curvature"], options["prior_scale"])

@@ -1,10 +1,11 @@
 """The kernels of fused.py. Importing this needs Triton.
 
 Of K clients with P weights each: `mean` and `rho` are [K, P]; rows R are B rows of a batch, once for each draw; `sums`
-are [2, splits, K, R, outputs], a layer's means and variances before its bias, by who added them. Where steps are IVON's
-(NEWTON), precisions stand in the place of `rho`, and `numbers` [K, 8] are, for each client: the weight of the KL, the
-rate, the share of a step in the curvature, the debiasing of the running mean, beta1, the least curvature, the prior's
-precision, and the precision to begin with; 0 where something is known already.
+are [2, splits, K, R, outputs], a layer's means and variances before its bias, by who added them. KIND says what stands
+in the place of `rho`: "scales" as they are; "precisions", where steps are IVON's, and then `numbers` [K, 8] are, for
+each client: the weight of the KL, the rate, the share of a step in the curvature, the debiasing of the running mean,
+beta1, the least curvature, the prior's precision, and the precision to begin with, 0 where something is known already;
+or nothing, of "points", which have no variances and no noise.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -28,9 +29,9 @@ def _softplus(rho):
 
 
 @triton.jit
-def _scale(value, numbers, k, NEWTON: tl.constexpr):
+def _scale(value, numbers, k, KIND: tl.constexpr):
     """The scale that a number stands for, and the slope of it; for a precision, the one that it counts as."""
-    if NEWTON:
+    if KIND == "precisions":
         begun = tl.load(numbers + k * 8 + 7)
         precision = tl.where(begun > 0, begun, value)
         return 1.0 / tl.sqrt(precision), precision
@@ -79,23 +80,28 @@ def numbers(table, weights, rates, beta1, memories, leasts, prior_scales, rounds
 
 @triton.jit
 def _output(mean, rho, numbers, sums, noise, k, rows, cols, ok, bias_at, noise_at, stride,
-            K, P, NORMALS, R, B, OUT, BELOW: tl.constexpr, BIAS: tl.constexpr, NEWTON: tl.constexpr):  # fmt: skip
+            K, P, NORMALS, R, B, OUT, BELOW: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """Outputs [rows, cols] of a layer, and their slopes in the variance."""
     centre = tl.zeros(ok.shape, tl.float32)
     variance = tl.zeros(ok.shape, tl.float32)
     for t in tl.static_range(BELOW):
         at = ((t * K + k) * R + rows) * OUT + cols
         centre += tl.load(sums + at, mask=ok, other=0.0)
-        variance += tl.load(sums + BELOW * K * R * OUT + at, mask=ok, other=0.0)
+        if KIND != "points":
+            variance += tl.load(sums + BELOW * K * R * OUT + at, mask=ok, other=0.0)
     if BIAS:
         own = k * P + bias_at + cols
-        scale, _ = _scale(tl.load(rho + own, mask=cols < OUT, other=1.0), numbers, k, NEWTON)
         centre += tl.load(mean + own, mask=cols < OUT, other=0.0)
-        variance += scale * scale
-    at = k * stride + (rows // B) * NORMALS + noise_at + (rows % B) * OUT + cols
-    drawn = tl.load(noise + at, mask=ok, other=0.0)
-    root = tl.sqrt(variance + 1e-16)
-    return centre + root * drawn, drawn / (2.0 * root)
+        if KIND != "points":
+            scale, _ = _scale(tl.load(rho + own, mask=cols < OUT, other=1.0), numbers, k, KIND)
+            variance += scale * scale
+    if KIND == "points":
+        return centre, variance
+    else:
+        at = k * stride + (rows // B) * NORMALS + noise_at + (rows % B) * OUT + cols
+        drawn = tl.load(noise + at, mask=ok, other=0.0)
+        root = tl.sqrt(variance + 1e-16)
+        return centre + root * drawn, drawn / (2.0 * root)
 
 
 @triton.jit
@@ -103,7 +109,7 @@ def forward(mean, rho, numbers, x, below, noise, seen, slope, sums, weight_at, b
             IN: tl.constexpr, OUT: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr, CHUNKS: tl.constexpr,
             SPLITS: tl.constexpr, BELOW: tl.constexpr, FIRST: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr,
             K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
-            ROWS: tl.constexpr, PRECISION: tl.constexpr, NEWTON: tl.constexpr):  # fmt: skip
+            ROWS: tl.constexpr, PRECISION: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """A split of a layer's inputs: what the layer below gave, through its function, and its share of the sums."""
     k = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -119,7 +125,7 @@ def forward(mean, rho, numbers, x, below, noise, seen, slope, sums, weight_at, b
             h = tl.load(x + (k * B + rows % B) * IN + cols, mask=ok, other=0.0)
         else:
             o, c = _output(mean, rho, numbers, below, noise, k, rows, cols, ok, bias_at, noise_at, stride,
-                           K, P, NORMALS, R, B, IN, BELOW, BIAS, NEWTON)  # fmt: skip
+                           K, P, NORMALS, R, B, IN, BELOW, BIAS, KIND)  # fmt: skip
             if ACT == "relu":
                 h = tl.maximum(o, 0.0)
             elif ACT == "tanh":
@@ -128,18 +134,21 @@ def forward(mean, rho, numbers, x, below, noise, seen, slope, sums, weight_at, b
                 h = 1.0 / (1.0 + tl.exp(-o))
             h = tl.where(ok, h, 0.0)
             tl.store(seen + (k * R + rows) * IN + cols, h, mask=ok)
-            tl.store(slope + (k * R + rows) * IN + cols, c, mask=ok)
+            if KIND != "points":
+                tl.store(slope + (k * R + rows) * IN + cols, c, mask=ok)
         down = first + tl.arange(0, TILE)[:, None]
         held = (down < IN) & (outs < OUT)
         at = k * P + weight_at + outs * IN + down
         m = tl.load(mean + at, mask=held, other=0.0)
-        s, _ = _scale(tl.load(rho + at, mask=held, other=1.0), numbers, k, NEWTON)
         centre = tl.dot(h, m, centre, input_precision=PRECISION)
-        variance = tl.dot(h * h, s * s, variance, input_precision=PRECISION)
+        if KIND != "points":
+            s, _ = _scale(tl.load(rho + at, mask=held, other=1.0), numbers, k, KIND)
+            variance = tl.dot(h * h, s * s, variance, input_precision=PRECISION)
     ok = (rows < R) & (outs < OUT)
     at = ((split * K + k) * R + rows) * OUT + outs
     tl.store(sums + at, centre, mask=ok)
-    tl.store(sums + SPLITS * K * R * OUT + at, variance, mask=ok)
+    if KIND != "points":
+        tl.store(sums + SPLITS * K * R * OUT + at, variance, mask=ok)
 
 
 @triton.jit
@@ -147,14 +156,14 @@ def head(mean, rho, numbers, sums, noise, y, counts, live, down, spread, loss, s
          stride, sigma,
          OUT: tl.constexpr, OUTS: tl.constexpr, BELOW: tl.constexpr, BIAS: tl.constexpr, CLASSES: tl.constexpr,
          MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr,
-         B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, NEWTON: tl.constexpr):  # fmt: skip
+         B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """The loss of each row, its slopes in the last layer's means and variances, and the loss of the client."""
     k = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, ROWS)[:, None]
     outs = tl.arange(0, OUTS)[None, :]
     ok = (rows < R) & (outs < OUT)
     o, c = _output(mean, rho, numbers, sums, noise, k, rows, outs, ok, bias_at, noise_at, stride,
-                   K, P, NORMALS, R, B, OUT, BELOW, BIAS, NEWTON)  # fmt: skip
+                   K, P, NORMALS, R, B, OUT, BELOW, BIAS, KIND)  # fmt: skip
     count = B * 1.0
     counted = rows < R
     if MASKED:
@@ -179,11 +188,12 @@ def head(mean, rho, numbers, sums, noise, y, counts, live, down, spread, loss, s
     d = tl.where(counted & ok, d * each, 0.0)
     at = (k * R + rows) * OUT + outs
     tl.store(down + at, d, mask=ok)
-    tl.store(spread + at, tl.where(counted & ok, d * c, 0.0), mask=ok)
+    if KIND != "points":
+        tl.store(spread + at, tl.where(counted & ok, d * c, 0.0), mask=ok)
     if count > 0:
         tl.store(loss + k, tl.load(loss + k) + tl.sum(tl.where(counted, nll, 0.0)) * each)
         tl.store(steps + k, tl.load(steps + k) + 1.0)
-        if NEWTON:
+        if KIND == "precisions":
             tl.store(more + k, tl.load(more + k) + 1.0)
 
 
@@ -230,10 +240,12 @@ def _followed(mean, precision, first, numbers, m, p, s, gm, gv, at, ok, k, rate,
 @triton.jit
 def _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, numbers, m, r, s, bend, gm, gv, at,
             prior_at, ok, held, k, weight, rate, prior_stride, FIXED: tl.constexpr, MOMENTUM: tl.constexpr,
-            NEWTON: tl.constexpr, AVERAGE: tl.constexpr, IMPLICIT: tl.constexpr, FARTHEST: tl.constexpr,
+            KIND: tl.constexpr, AVERAGE: tl.constexpr, IMPLICIT: tl.constexpr, FARTHEST: tl.constexpr,
             SAID: tl.constexpr):  # fmt: skip
     """Means and rhos after a step: the gradients of the loss, and those of the KL by hand."""
-    if NEWTON:
+    if KIND == "points":
+        tl.store(mean + at, _moved(m, velocity_mean, gm, at, ok, rate, MOMENTUM), mask=ok)
+    elif KIND == "precisions":
         _followed(mean, rho, velocity_mean, numbers, m, bend, s, gm, gv, at, ok, k, rate, AVERAGE, IMPLICIT,
                   FARTHEST, SAID)  # fmt: skip
     else:
@@ -258,7 +270,7 @@ def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, se
              BIAS: tl.constexpr, ACT: tl.constexpr, FIXED: tl.constexpr, MOMENTUM: tl.constexpr,
              AVERAGE: tl.constexpr, IMPLICIT: tl.constexpr, FARTHEST: tl.constexpr, SAID: tl.constexpr,
              MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr,
-             B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, NEWTON: tl.constexpr):  # fmt: skip
+             B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """A tile of a layer's weights moves a step; the slopes of its inputs go to the layer below."""
     k = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, ROWS)[:, None]
@@ -274,18 +286,22 @@ def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, se
     fine = (rows < R) & (outs[None, :] < OUT)
     given = (k * R + rows) * OUT + outs[None, :]
     dm = tl.load(down + given, mask=fine, other=0.0)
-    dv = tl.load(spread + given, mask=fine, other=0.0)
     held = (outs[:, None] < OUT) & (cols < IN)
     inside = weight_at + outs[:, None] * IN + cols
     at = k * P + inside
     m = tl.load(mean + at, mask=held, other=0.0)
-    r = tl.load(rho + at, mask=held, other=1.0)
-    s, bend = _scale(r, numbers, k, NEWTON)
     gm = tl.dot(tl.trans(dm), h, input_precision=PRECISION)
-    gv = tl.dot(tl.trans(dv), h * h, input_precision=PRECISION)
+    if KIND == "points":  # of which the update reads none
+        dv, r, s, bend, gv = dm, m, m, m, gm
+    else:
+        dv = tl.load(spread + given, mask=fine, other=0.0)
+        r = tl.load(rho + at, mask=held, other=1.0)
+        s, bend = _scale(r, numbers, k, KIND)
+        gv = tl.dot(tl.trans(dv), h * h, input_precision=PRECISION)
     if not FIRST:
-        wide = tl.dot(dv, tl.where(held, s * s, 0.0), input_precision=PRECISION)
-        d = tl.dot(dm, m, input_precision=PRECISION) + 2.0 * h * wide
+        d = tl.dot(dm, m, input_precision=PRECISION)
+        if KIND != "points":
+            d += 2.0 * h * tl.dot(dv, tl.where(held, s * s, 0.0), input_precision=PRECISION)
         if ACT == "relu":
             d = tl.where(h > 0, d, 0.0)
         elif ACT == "tanh":
@@ -294,23 +310,27 @@ def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, se
             d = d * h * (1.0 - h)
         below = (k * R + rows) * IN + cols
         tl.store(lower_down + below, d, mask=ok)
-        tl.store(lower_spread + below, d * tl.load(slope + below, mask=ok, other=0.0), mask=ok)
+        if KIND != "points":
+            tl.store(lower_spread + below, d * tl.load(slope + below, mask=ok, other=0.0), mask=ok)
     moves = held
     if MASKED:
         moves = held & (tl.load(counts + k + tl.zeros(held.shape, tl.int32)) > 0)
     _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, numbers, m, r, s, bend, gm, gv, at,
-            k * prior_stride + inside, moves, held, k, weight, rate, scale_stride, FIXED, MOMENTUM, NEWTON,
+            k * prior_stride + inside, moves, held, k, weight, rate, scale_stride, FIXED, MOMENTUM, KIND,
             AVERAGE, IMPLICIT, FARTHEST, SAID)  # fmt: skip
     if BIAS:  # noqa: SIM102  (the compiler knows this one)
         if tl.program_id(1) == 0:
             own = bias_at + outs
             there = outs < OUT
             b = tl.load(mean + k * P + own, mask=there, other=0.0)
-            q = tl.load(rho + k * P + own, mask=there, other=1.0)
-            t, turn = _scale(q, numbers, k, NEWTON)
+            if KIND == "points":
+                q, t, turn = b, b, b
+            else:
+                q = tl.load(rho + k * P + own, mask=there, other=1.0)
+                t, turn = _scale(q, numbers, k, KIND)
             shifts = there
             if MASKED:
                 shifts = there & (tl.load(counts + k + tl.zeros(there.shape, tl.int32)) > 0)
             _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, numbers, b, q, t, turn,
                     tl.sum(dm, 0), tl.sum(dv, 0), k * P + own, k * prior_stride + own, shifts, there, k, weight,
-                    rate, scale_stride, FIXED, MOMENTUM, NEWTON, AVERAGE, IMPLICIT, FARTHEST, SAID)  # fmt: skip
+                    rate, scale_stride, FIXED, MOMENTUM, KIND, AVERAGE, IMPLICIT, FARTHEST, SAID)  # fmt: skip
