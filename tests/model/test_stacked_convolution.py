@@ -191,4 +191,4 @@ def test_compiled_steps_by_the_kernels_are_the_eager_ones(
     fit(network, data, method=method, rounds=1, engine="stacked", compile="off", device=DEVICE, precision=precision)
     assert met[True]
     for away, moved in gaps:
-        assert away < (0.01 if precision == "tf32" else 0.1) * moved
+        assert away < (0.02 if precision == "tf32" else 0.1) * moved
