@@ -19,6 +19,7 @@ SMALL = {
     "hand.py": ["--job", "FedAvg, MLP 64", "--against", "eager", "--turns", "1"],
     "gpu_resnet.py": ["--device", "cpu", "--depth", "8", "--width", "2", "--rows", "32", "--only", "engines"],
     "ivon.py": ["--device", "cpu", "--rows", "20", "--only", "10 clients", "--times", "1", "--method", "FedIVON"],
+    "kernels.py": ["--device", "cpu", "--small", "--only", "FedUAB-1 CNN", "--joined", "never"],
     "long.py": ["--data", "digits", "--rounds", "2", "--only", "FedAvg"],
     "start.py": ["--only", "mlp", "--compile", "off", "--rows", "20"],
     "student.py": ["--rows", "20"],
