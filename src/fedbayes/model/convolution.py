@@ -89,12 +89,12 @@ def _product(
 ) -> Tensor:
     """The first convolution of a network in training, as one product of all its patches: the output has channels last
     as it is, and the gradient of the weights is one product more."""
-    (down, right), (rows, columns), fits = _pair(stride), weight.shape[-2:], not isinstance(padding, str)
-    top, left = _pair(padding) if fits else (0, 0)
+    (down, right), (rows, columns), fits = pair(stride), weight.shape[-2:], not isinstance(padding, str)
+    top, left = pair(padding) if fits else (0, 0)
     count, channels, height, width = (*input.shape[:2], input.shape[2] + 2 * top, input.shape[3] + 2 * left)
     high, wide, size = (height - rows) // down + 1, (width - columns) // right + 1, channels * rows * columns
     small = 0 < size * count * high * wide <= PATCHES
-    if not (fits and small) or groups > 1 or _pair(dilation) != (1, 1):
+    if not (fits and small) or groups > 1 or pair(dilation) != (1, 1):
         out = F.conv2d(input.contiguous(), weight, bias, stride, padding, dilation, groups)
         return out.contiguous(memory_format=torch.channels_last)
     x = (F.pad(input, (left, left, top, top)) if top or left else input).contiguous()
@@ -152,15 +152,15 @@ class Kernels(NamedTuple):
 
 def own_kernels_for(x: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Kernels | None:
     """The kernels of our own for a convolution of this input with these options, where there are any."""
-    usual = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and x.dim() == 4
+    usual = groups == 1 and pair(dilation) == (1, 1) and not isinstance(padding, str) and x.dim() == 4
     fits = usual and side_by_side(x) and x.dtype != torch.float64 and stacked_convolution.available()
     fits = fits and takes_own_functions()
-    return Kernels(_pair(stride), _pair(padding)) if fits else None
+    return Kernels(pair(stride), pair(padding)) if fits else None
 
 
 def _cast(x: Tensor) -> Tensor:
     return x.to(torch.bfloat16) if torch.is_autocast_enabled("cuda") else x
 
 
-def _pair(n: Any) -> tuple[int, int]:
+def pair(n: Any) -> tuple[int, int]:
     return (n, n) if isinstance(n, int) else tuple(n) * (2 // len(tuple(n)))

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.overrides import has_torch_function
 
 from fedbayes.model.call import call, shared_copy, tensor_in
-from fedbayes.model.convolution import FEW, few, replaced
+from fedbayes.model.convolution import FEW, few
 from fedbayes.model.inputs import as_it_is, first_of, to_float
-from fedbayes.model.interception import Handler, Interception, batch_norm, training_handlers
+from fedbayes.model.interception import Handler, Interception, batch_norm, ours, training_handlers
 from fedbayes.model.likelihood import Likelihood, Weights, log_prob_of_classes
 from fedbayes.model.order import Direct, Straight, straight
 from fedbayes.model.tracing import alone, asks_whether_traced, said_to_be_traced
@@ -233,7 +233,7 @@ class Model:
             replacements |= self._usual(x)
             with Interception(replacements) if replacements else nullcontext():
                 return self._call(self.still, weights, x)
-        with Interception({**replaced(first_of(x)), **training_handlers(tape, None)}):
+        with Interception({**ours(first_of(x)), **training_handlers(tape, None)}):
             return self._call(self.dropping, weights, x)
 
     @cached_property
@@ -251,7 +251,7 @@ class Model:
 
     def _usual(self, x: Tensor) -> dict[Any, Handler]:
         """What is done our way in every call."""
-        return replaced(first_of(x)) if self.convolves else {}
+        return ours(first_of(x)) if self.convolves else {}
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
         tensors, seen = self.as_read(_of_module(weights)), self.inputs(x)
