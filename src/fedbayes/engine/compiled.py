@@ -130,13 +130,10 @@ class Compiled:
 def launches(graph: GraphModule, device: str) -> dict[str, Any]:
     """Options of the compiler: on a GPU small operations that do not wait for one another are one launch.
 
-    Where tensors are larger than `SMALL`, as of wide networks on many images, what they cost is no launches. Tiles have
-    one dimension: of those with two, joined ones all have as many rows as the one that has most, and filters that are
-    turned would have those of the images.
+    Where tensors are larger than `SMALL`, as of wide networks on many images, what they cost is no launches.
     """
     sizes = [v.numel() for node in graph.graph.nodes if isinstance(v := node.meta.get("val"), Tensor)]
-    joined = device == "cuda" and max(sizes, default=0) <= SMALL
-    return {"combo_kernels": True, "triton.max_tiles": 1} if joined else {}
+    return {"combo_kernels": True} if device == "cuda" and max(sizes, default=0) <= SMALL else {}
 
 
 def traced(flat: Callable[..., Any], inputs: list[Tensor], *, again: bool) -> GraphModule:
