@@ -229,3 +229,17 @@ def test_inputs_that_do_not_fit_are_refused_with_the_mend(runs):
         ood.scores(run, good, only=["entropi"])
     with pytest.raises(InputError, match="unknown score for this run 'mutual_information'"):
         ood.scores(run, good, only=["mutual_information"])
+
+
+def test_scores_take_what_predictions_take():
+    table = {"age": np.linspace(40, 80, 40), "ward": np.array(["a", "b"] * 20), "ill": np.array([0, 1] * 20)}
+    sites = fb.data.from_tables({"aachen": table, "basel": table}, target="ill", kind="classes", seed=0)
+    run = fb.fit("linear", sites, method=fb.methods.feduab(epochs=1), rounds=1)
+    new = {"age": [60.0, 199.0], "ward": ["a", "b"]}
+    scored, stored = fb.ood.scores(run, new), fb.ood.scores(run, run.stored(new))
+    assert {name: score.tolist() for name, score in scored.items()} == {n: s.tolist() for n, s in stored.items()}
+    rows = [[1.0, 2.0], [3.0, 4.0]]
+    pairs = [(np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32), np.array([0, 1] * 6))] * 2
+    plain = fb.fit(nn.Linear(2, 2), pairs, method="fedavg", rounds=1)
+    for x in (rows, np.array(rows, np.float32)):
+        torch.testing.assert_close(fb.ood.scores(plain, x), fb.ood.scores(plain, torch.tensor(rows)))

@@ -156,9 +156,10 @@ def test_nodes_need_no_rows_but_their_own(home, tmp_path):
     assert one.data.prepare == whole.data.prepare
 
 
-def test_a_run_that_was_saved_for_its_report_says_so(home, tmp_path):
-    clients = fb.data.from_tables(home / "sites", "ill", thin="keep")
-    folder = fb.save(fb.fit("linear", clients, method="fedavg", rounds=1), tmp_path / "saved")
-    for use in (fb.load, resume):
-        with pytest.raises(InputError, match=r"written by fb\.save, for reports, and holds no posterior; to predict"):
-            use(folder)
+def test_a_run_that_was_saved_predicts_tables_and_does_not_go_on(home, tmp_path):
+    clients, x = fb.data.from_tables(home / "sites", "ill", thin="keep"), {"age": [60.0], "ward": ["b"], "dose": [5.5]}
+    run = fb.fit("linear", clients, method="fedavg", rounds=1)
+    folder = fb.save(run, tmp_path / "saved", network="linear")
+    assert torch.equal(fb.load(folder).predict(x).probs, run.predict(x).probs)
+    with pytest.raises(InputError, match=r"written by fb\.save, and holds no checkpoint to go on from"):
+        resume(folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +61,7 @@ class Distance(NamedTuple):
 
 def scores(
     run: Run,
-    x: Tensor,
+    x: Any,
     *,
     only: Iterable[str] | None = None,
     draws: int | None = None,
@@ -71,12 +71,14 @@ def scores(
 ) -> dict[str, Tensor]:
     """Scores [N] of inputs [N, ...], float64 on the CPU, in batches; `temperature` is the energy's.
 
+    Inputs are what `run.predict` takes, tables too; bytes and floating numbers may stand for each other in a tensor.
     Without `only`, all that the run allows: one draw has nothing to disagree on, tokens can't be moved (ODIN),
     `mc_dropout` needs dropout layers that the predictor leaves off, `mahalanobis` a last linear layer. `distance`
     spares fitting its statistics anew. Costs draws * N forward passes, with ODIN twice more and a backward pass.
     """
     task = run.task
     model = task.program.model.exact
+    x = x if isinstance(x, Tensor) else run.stored(x)
     check_inputs(run, x)
     seed = task.seed if seed is None else seed
     able = names(run, x, draws)

@@ -199,9 +199,9 @@ def _columns(arrays: Arrays, known: list[tuple[Shown, np.ndarray]], order: np.nd
 
 def _worst(arrays: Arrays, known: list[tuple[Shown, np.ndarray]], order: np.ndarray, score: str) -> Card:
     """The clients that are served worst, what they hold, and what each run gives them."""
-    head = "<th scope=col>rows</th>" if "client_sizes" in arrays else ""
+    head = "<th scope=col>training rows</th>" if "client_sizes" in arrays else ""
     head += "".join(f'<th scope=col class="r{run.number}">{key(run)}</th>' for run, _ in known)
-    head += '<th scope=col class="text">labels</th>' if "label_counts" in arrays else ""
+    head += '<th scope=col class="text">training labels</th>' if "label_counts" in arrays else ""
     rows = []
     for k in order[:WORST].tolist():
         cells = f"<td>{arrays['client_sizes'][k]}</td>" if "client_sizes" in arrays else ""

@@ -17,7 +17,7 @@ from fedbayes.errors import Diverged, InputError, one_line
 from fedbayes.experiments.build import build, check_tables, clients_of
 from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, table_of, to_toml
 from fedbayes.experiments.keys import FLOWER
-from fedbayes.runs import checkpoint, coding, evaluation, journal, locks, samples
+from fedbayes.runs import checkpoint, coding, evaluation, journal, locks, samples, saved
 from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CONFIG, SAVED, Recording, write_once
 from fedbayes.training import hub
@@ -110,11 +110,11 @@ def resume(
 
 
 def refuse_saved(experiment: Experiment, folder: Path) -> None:
-    """Refuse a folder that `fb.save` has written for a report: it holds no posterior."""
+    """Refuse to go on with a folder that `fb.save` has written: it holds no checkpoint."""
     if experiment.network == SAVED:
         raise InputError(
-            f"{folder} was written by fb.save, for reports, and holds no posterior; to predict, export or go on, keep "
-            "the run in Python, or train an experiment file by `fedbayes run`"
+            f"{folder} was written by fb.save, and holds no checkpoint to go on from; fb.fit(..., init=fb.load(...)) "
+            "begins with its posterior, and an experiment file by `fedbayes run` can go on"
         )
 
 
@@ -127,8 +127,9 @@ def load(
 ) -> Run:
     """The run of a folder again, from its last checkpoint: posterior, predictions, scores, journal.
 
-    `network` and `clients` stand in for user code that can't be imported here. "hf://owner/name" is a model that
-    `run.push` has written to the Hugging Face Hub: it comes without data, and predicts.
+    `network` and `clients` stand in for user code that can't be imported here; what `fb.save` has written needs the
+    network, and the clients only to be scored. "hf://owner/name" is a model that `run.push` has written to the Hugging
+    Face Hub: it comes without data, and predicts.
     """
     if str(folder).startswith(hub.SCHEME):
         if clients is not None:
@@ -136,11 +137,12 @@ def load(
         return Run(*hub.fetch(str(folder), network, device or "cpu"), [])
     folder = whole = Path(folder)
     experiment = experiment_in(folder).settled
+    if experiment.network == SAVED:
+        return saved.loaded(folder, network, clients, device or "cpu")
     if experiment.methods:
         folder, experiment = folder / folder_name(experiment.method), experiment.only(experiment.method)
     here = experiment if device is None else replace(experiment, device=device)
     paths = checkpoint.paths(folder)
-    refuse_saved(experiment, whole)
     if not paths:
         raise InputError(f"{folder} has no checkpoint yet; run `fedbayes resume {whole}` to train it")
     if clients is None:

@@ -1,17 +1,25 @@
-"""A run of `fit` as a folder that reports are made from; it holds no checkpoint, so it can't be loaded again."""
+"""A run of `fit` as a folder: what reports are made from, and its posterior, without a checkpoint to go on from."""
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from fedbayes.data import Clients
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.files import write_atomically
 from fedbayes.runs import coding, evaluation, journal
 from fedbayes.runs.recording import CONFIG, SAVED
+from fedbayes.training import published
 from fedbayes.training.private import PrivateRun
 from fedbayes.training.run import Run
+
+MODEL = "model"  # the folder of the posterior, as it would be on the Hub
 
 
 def _private(privacy: PrivateRun) -> dict[str, Any]:
@@ -22,8 +30,11 @@ def _private(privacy: PrivateRun) -> dict[str, Any]:
     }
 
 
-def save(run: Run, folder: str | Path) -> Path:
-    """Write a run's journal, scores and predictions of its test rows into a new folder; gives the folder."""
+def save(run: Run, folder: str | Path, *, network: str | None = None) -> Path:
+    """Write a run's posterior, journal, scores and predictions of its test rows into a new folder; gives the folder.
+
+    `network` is a name of the library's own, so that nobody has to give it to `fb.load` again.
+    """
     folder, task = Path(folder), run.task
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; give another folder")
@@ -44,4 +55,20 @@ def save(run: Run, folder: str | Path) -> Path:
     journal.write_table(folder, run.journal)
     coding.keep(folder, task.clients.data.coding)
     evaluation.write(folder, run)
+    try:
+        published.write_model(run, folder / MODEL, network)
+    except InputError as error:
+        shutil.rmtree(folder / MODEL, ignore_errors=True)
+        warnings.warn(f"{folder} is for reports, and holds no posterior: {error}", UserWarning, stacklevel=2)
     return folder
+
+
+def loaded(folder: Path, network: nn.Module | None, clients: Clients | None, device: str) -> Run:
+    """The run that `save` has written: it predicts, and is scored on the rows of `clients`."""
+    if not (folder / MODEL / published.ABOUT).is_file():
+        raise InputError(
+            f"{folder} was written by fb.save for reports, and holds no posterior; to predict, export or go on, keep "
+            "the run in Python, or train an experiment file by `fedbayes run`"
+        )
+    task, progress = published.read(folder / MODEL, network, device, name=str(folder), clients=clients)
+    return Run(task, progress, journal.upto(folder, progress.state.round))

@@ -49,6 +49,13 @@ MEND = "is it a model that fedbayes has written?"
 
 def write(run: Finished, folder: Path, title: str, network: str | None = None) -> list[Path]:
     """Write a run's model and card; gives the files. `network` is a name of the library's own, for who loads it."""
+    paths = write_model(run, folder, network)
+    write_atomically(folder / CARD, card(run, title, network))
+    return [*paths, folder / CARD]
+
+
+def write_model(run: Finished, folder: Path, network: str | None = None) -> list[Path]:
+    """Write what a run predicts with, held to predict as the run does; gives the files."""
     task = run.task
     if not task.program.prediction.whole:
         raise InputError("this method has no global model; hand on one client's: run.personal(client).as_run")
@@ -64,8 +71,7 @@ def write(run: Finished, folder: Path, title: str, network: str | None = None) -
         write_atomically(folder / FROZEN, pack_safetensors(frozen))
     write_atomically(folder / ABOUT, json.dumps(_about(run, network), indent=1, ensure_ascii=False) + "\n")
     _try(run, folder, network)
-    write_atomically(folder / CARD, card(run, title, network))
-    return [folder / name for name in (POSTERIOR, *([FROZEN] if frozen else []), ABOUT, CARD)]
+    return [folder / name for name in (POSTERIOR, *([FROZEN] if frozen else []), ABOUT)]
 
 
 def _try(run: Finished, folder: Path, network: str | None) -> None:
@@ -132,9 +138,14 @@ def _preparation(prepare: Preparation) -> dict[str, Any]:
 
 
 def read(
-    folder: Path, network: nn.Module | str | None = None, device: str = "cpu", *, name: str | None = None
+    folder: Path,
+    network: nn.Module | str | None = None,
+    device: str = "cpu",
+    *,
+    name: str | None = None,
+    clients: Clients | None = None,
 ) -> tuple[Task, Progress]:
-    """The model of a folder, to predict with; it has no rows, so that it can't be scored or made personal.
+    """The model of a folder, to predict with, and to score on the rows of `clients`; it has none of its own.
 
     `name` is what errors call it, where it has another name than its folder.
     """
@@ -143,7 +154,7 @@ def read(
         about = json.loads(text_of(path, LONGEST))
         if about["format"] != FORMAT:
             raise InputError(f"{path} has format {about['format']!r}, this version reads {FORMAT}; update fedbayes")
-        clients = _clients(about["data"])
+        typical = _clients(about["data"])
         prediction = {name: kind(about["prediction"][name]) for name, kind in PREDICTION.items()}
         cuts = {str(part): [str(n) for n in names] for part, names in about["parts"].items()}
         number, seed, method = int(about["round"]), int(about["seed"]), str(about["method"])
@@ -154,6 +165,7 @@ def read(
         )
     if isinstance(network, str) and ":" in network:
         raise InputError(f"{path} names a network of somebody's own code; give it as network=module")
+    clients = typical if clients is None else _fitting(clients, typical)
     parts = _parts(folder / POSTERIOR)
     if isinstance(network, nn.Module) and (folder / FROZEN).is_file():
         network = copy.deepcopy(network)
@@ -170,6 +182,26 @@ def read(
 
 def _not_here(federation: Federation) -> Iterator[tuple[int, Any]]:
     raise InputError("this model was loaded without its data: personal models and scores stay with those who have it")
+
+
+def _fitting(clients: Clients, typical: Clients) -> Clients:
+    """Clients whose stored rows are the model's, which its network sees as those that it was trained on."""
+    theirs, ours = typical.data, clients.data
+    for what in ("shape", "kind", "classes", "columns"):
+        if getattr(ours, what) != getattr(theirs, what):
+            words = f"{getattr(ours, what)!r}, the model was trained with {getattr(theirs, what)!r}"
+            raise InputError(f"clients: {what} of their rows is {words}; give clients of such rows")
+    if ours.coding != theirs.coding:
+        raise InputError("clients: their tables are coded otherwise than the model's; give the tables of then")
+    if not _same_units(ours.target_scale, theirs.target_scale):
+        raise InputError("clients: their targets are scaled otherwise than the model's; give the clients of then")
+    return replace(clients, data=replace(ours, prepare=theirs.prepare))
+
+
+def _same_units(ours: Scale | None, theirs: Scale | None) -> bool:
+    if ours is None or theirs is None:
+        return ours is theirs
+    return all(torch.allclose(a.float(), b.float(), rtol=1e-5) for a, b in zip(ours, theirs))
 
 
 def _parts(path: Path) -> Parts:

@@ -1,0 +1,99 @@
+"""A run of `fit` that was saved predicts as before, is scored on the rows that it is given, and never goes on."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedbayes as fb
+from fedbayes.errors import InputError
+from fedbayes.runs.folder import resume
+
+RANDOM = np.random.default_rng(0)
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+
+def straight() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def digits(seed: int = 0) -> fb.data.Clients:
+    return fb.data.load("digits").split(fb.partition.iid(volume=40), clients=3, seed=seed)
+
+
+def measurements(offset: float = 5.0) -> fb.data.Clients:
+    sites = {name: RANDOM.normal(offset, 2, (30, 3)).astype(np.float32) for name in ("north", "south")}
+    pairs = {name: (x, 10 * x.sum(1, keepdims=True)) for name, x in sites.items()}
+    return fb.data.from_clients(pairs, test=pairs["north"], standardise=True)
+
+
+def wards() -> fb.data.Clients:
+    ages = RANDOM.normal(60, 9, 40).round(1)
+    table = {"age": ages, "ward": np.array(["a", "b"] * 20), "ill": np.where(ages > 60, "yes", "no")}
+    return fb.data.from_tables({"aachen": table, "basel": table}, target="ill", seed=0)
+
+
+CASES = {"an own network": (digits, two_layers), "regression": (measurements, straight), "tables": (wards, "linear")}
+
+
+@pytest.mark.filterwarnings("ignore:.*in the same unit")
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_saved_predicts_and_is_scored_as_before(name, tmp_path):
+    clients_of, network = CASES[name]
+    clients = clients_of()
+    given, again = (network, network) if isinstance(network, str) else (network(), network())
+    run = fb.fit(given, clients, method=fb.methods.feduab(epochs=1), rounds=2)
+    fb.save(run, tmp_path / "run", network=network if isinstance(network, str) else None)
+    loaded = fb.load(tmp_path / "run", network=None if isinstance(again, str) else again)
+    x = clients.data.test_x[:7]
+    for part in ("mean", "epistemic", "aleatoric"):
+        torch.testing.assert_close(getattr(loaded.predict(x), part), getattr(run.predict(x), part))
+    assert [r["round"] for r in loaded.journal] == [1, 2]
+    with pytest.raises(InputError, match="no test rows to score"):
+        loaded.scores()
+    scored = fb.load(tmp_path / "run", network=None if isinstance(again, str) else again, clients=clients)
+    assert scored.scores() == pytest.approx(run.scores(), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    return fb.save(fb.fit(straight(), measurements(), method="fedavg", rounds=1), folder)
+
+
+@pytest.mark.parametrize(
+    ("clients", "words"),
+    [(digits, "clients: shape of their rows is"), (lambda: measurements(50.0), "clients: their targets are scaled")],
+    ids=["other rows", "other units"],
+)
+def test_rows_of_another_kind_are_refused(home, clients, words):
+    with pytest.raises(InputError, match=words):
+        fb.load(home, network=straight(), clients=clients())
+
+
+def test_another_network_is_refused_and_so_is_going_on(home):
+    with pytest.raises(InputError, match="give the network that was trained"):
+        fb.load(home)
+    with pytest.raises(InputError, match=r"network: .* trained"):
+        fb.load(home, network=nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)))
+    with pytest.raises(InputError, match="holds no checkpoint to go on from"):
+        resume(home)
+
+
+def test_it_is_a_warm_start(home):
+    loaded = fb.load(home, network=straight())
+    run = fb.fit(straight(), measurements(), method="fedavg", rounds=1, init=loaded)
+    assert run.journal[-1]["train"]["loss"] > 0
+
+
+def test_personal_methods_are_saved_for_reports_alone_and_say_so(tmp_path):
+    run = fb.fit(two_layers(), digits(), method=fb.methods.fedper(epochs=1), rounds=1)
+    with pytest.warns(UserWarning, match="is for reports, and holds no posterior: this method has no global model"):
+        fb.save(run, tmp_path / "run")
+    assert not (tmp_path / "run" / "model").exists()
+    fb.write_report(tmp_path / "run")
+    with pytest.raises(InputError, match="holds no posterior; to predict"):
+        fb.load(tmp_path / "run", network=two_layers())
