@@ -1,6 +1,8 @@
 """Tables of four sites from files to predictions: one TOML and one command, and exit code 2 where a table is wrong."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 import fedbayes as fb
 from fedbayes.cli import app
 from fedbayes.errors import InputError
+from fedbayes.evaluate.scoring import evaluate
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.experiments.sites import alone, everybody
 from fedbayes.export.predictions import predict_file
@@ -98,6 +101,65 @@ def test_the_coding_is_kept_with_the_run(home, tmp_path):
     finally:
         (tmp_path / "aachen.csv").rename(home / "sites" / "aachen.csv")
         table.write_text(text)
+
+
+CHANGED = {
+    "a row more": lambda text: text + "55,b,5.1,no\n",
+    "a test row's target": lambda text: text.replace(",yes\n", ",no\n", 1),
+    "a category renamed": lambda text: text.replace(",a,", ",x,"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*in no training row")
+@pytest.mark.parametrize("change", CHANGED)
+def test_rows_that_may_have_been_trained_on_are_not_scored(home, change):
+    """The share of test rows is drawn over a table's rows: with one row more it is another."""
+    table, x = home / "sites" / "basel.csv", {"age": [60.0], "ward": ["b"], "dose": [5.5]}
+    before, text = fb.load(home / "run").predict(x).probs, table.read_text()
+    try:
+        table.write_text(CHANGED[change](text))
+        commands = (["evaluate", "--repeats", "1"], ["evaluate", "--by", "site"], ["calibrate"])
+        for command, *options in commands:
+            with pytest.raises(InputError, match=r"the tables have changed since the run in .* began.* put them back"):
+                CliRunner().invoke(app, [command, str(home / "run"), *options], catch_exceptions=False)
+        with pytest.raises(InputError, match="the tables have changed since the run"):
+            resume(home / "run")
+        with pytest.warns(UserWarning, match="changed since the run .* the run can predict, and not be scored"):
+            changed = fb.load(home / "run")
+        assert torch.equal(changed.predict(x).probs, before)
+        with pytest.raises(InputError, match="no test rows"):
+            changed.scores()
+    finally:
+        table.write_text(text)
+
+
+def test_evaluate_takes_the_coding_of_the_run(home, tmp_path):
+    """Of a folder of before, that keeps no digest of its rows: what is coded anew is scored otherwise."""
+    shutil.copytree(home / "run", tmp_path / "run")
+    (tmp_path / "run" / "rows.json").unlink()
+    table = home / "sites" / "basel.csv"
+    text = table.read_text()
+    try:
+        table.write_text(CHANGED["a category renamed"](text))
+        with pytest.warns(UserWarning, match="'x' in .* is in no training row"):
+            scored = evaluate(tmp_path / "run", repeats=1)["feduab"]["scores"]
+        with pytest.warns(UserWarning, match="'x' in .* is in no training row"):
+            assert scored["nll"]["value"] == pytest.approx(fb.load(tmp_path / "run").scores()["nll"], abs=1e-9)
+    finally:
+        table.write_text(text)
+
+
+def test_of_private_rows_no_digest_is_kept(home, tmp_path):
+    assert set(json.loads((home / "run" / "rows.json").read_text())) == {"train", "test"}
+    private = Experiment(
+        data="tables", data_options={"sites": str(home / "sites"), "target": "ill"}, network="linear", rounds=1,
+        method="fedavg", options={"weighting": "equal"}, private="clients", noise_multiplier=1.0,
+    )  # fmt: skip
+    run(private, tmp_path / "hidden")
+    assert not (tmp_path / "hidden" / "rows.json").exists()
+    run(replace(private, public_test=True), tmp_path / "public")
+    assert set(json.loads((tmp_path / "public" / "rows.json").read_text())) == {"test"}
+    fb.load(tmp_path / "public").scores()
 
 
 def test_one_toml_and_one_command(home, tmp_path, monkeypatch):

@@ -49,8 +49,9 @@ def calibrate(
     from fedbayes.evaluate.recalibrated import compared
     from fedbayes.runs.calibrated import write
     from fedbayes.runs.folder import home_of, load
+    from fedbayes.runs.scored import scored_clients
 
-    run = load(folder, device=device)
+    run = load(folder, device=device, clients=scored_clients(folder))
     held = held_out(run)
     made = conformal.fit(run, coverage, way=way, score=score, confidence=confidence, held=held, epsilon=epsilon)
     out.print(coverage_table(made))
@@ -94,8 +95,9 @@ def show_by_site(folder: Path, by: str, draws: int | None, device: str | None) -
     from fedbayes.evaluate import conformal
     from fedbayes.runs import calibrated
     from fedbayes.runs.folder import home_of, load
+    from fedbayes.runs.scored import scored_clients
 
-    run = load(folder, device=device)
+    run = load(folder, device=device, clients=scored_clients(folder))
     out.print(run.scores(draws=draws, by=by).table(out.width))
     if run.task.program.prediction.whole and run.task.clients.data.kind != "labels":
         kept = home_of(folder) / calibrated.FILE

@@ -30,6 +30,7 @@ from fedbayes.model.predictive import Predictive, predictive
 from fedbayes.runs.evaluation import save, targets
 from fedbayes.runs.folder import experiment_in, load
 from fedbayes.runs.records import runs_in
+from fedbayes.runs.scored import scored_clients
 from fedbayes.training.run import Run
 
 FILE = "scores.json"
@@ -55,7 +56,7 @@ def evaluate(
     if repeats < 1 or (draws is not None and draws < 1):
         raise InputError(f"draws and repeats must be at least 1, not {draws} and {repeats}")
     if clients is None:
-        clients = clients_of(experiment_in(folder))
+        clients = scored_clients(folder) or clients_of(experiment_in(folder))
     scores_by_run = {}
     for files in runs_in(folder):
         run = load(files.folder, network=network, clients=clients, device=device)

@@ -38,6 +38,7 @@ class Recording:
         folder.mkdir(parents=True, exist_ok=True)
         write_once(folder / CONFIG, to_toml(experiment))
         coding.keep(folder, task.clients.data.coding)
+        coding.keep_rows(folder, experiment, task)
         self.experiment, self.task, self.folder = experiment, task, folder
         self.progress, self.own, line = self._last()
         if line:
