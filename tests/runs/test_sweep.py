@@ -131,6 +131,21 @@ def test_sites_that_are_asked_one_by_one_may_be_more_or_fewer(tmp_path: Path) ->
         )
 
 
+def test_nothing_is_fitted_on_a_site_that_a_member_leaves_out(tmp_path: Path) -> None:
+    for k, name in enumerate(("aachen", "basel", "cadiz")):
+        lines = [f"{i + 9 * k},{name if i % 2 else 'any'},{'yes' if i % 3 else 'no'}" for i in range(30)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,ward,ill", *lines]))
+    options = {"sites": str(tmp_path / "*.csv"), "target": "ill"}
+    tables = Experiment(data="tables", data_options=options, network="linear", method="fedavg", rounds=1)
+    made = sweep(tables, ["leave_out=aachen,cadiz"], tmp_path / "sweep")
+    for site in ("aachen", "cadiz"):
+        member = made[f"leave_out={site}"]
+        alone = run(replace(tables, leave_out=site), tmp_path / f"without-{site}")["fedavg"]
+        assert site not in member.task.clients.data.coding.columns[1].values
+        assert member.task.clients.data.coding == alone.task.clients.data.coding
+        torch.testing.assert_close(member.posterior.mean, alone.posterior.mean, rtol=1e-5, atol=1e-6)
+
+
 def test_a_comparison_is_not_swept(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one method"):
         sweep(replace(DIGITS, methods=("fedavg", "feduab")), ["seed=0..1"], tmp_path)

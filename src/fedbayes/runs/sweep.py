@@ -29,6 +29,7 @@ from fedbayes.experiments.build import (
     records_of,
 )
 from fedbayes.experiments.experiment import Experiment, table_of, to_toml, with_settings
+from fedbayes.experiments.keys import TABLES
 from fedbayes.federation.schedule import POISSON, SYNCHRONOUS
 from fedbayes.options import options_of
 from fedbayes.runs import journal
@@ -124,8 +125,11 @@ def build_members(members: Mapping[str, Experiment]) -> dict[str, Task]:
     loaded: dict[str, Any] = {}
     tasks = {}
     for name, member in members.items():
-        # A data function that gives one client at a time gives other data where there are more clients.
-        key = repr((member.data, member.data_options, member.clients if keeps_apart(member) else None))
+        # A data function that gives one client at a time gives other data where there are more clients, and the coding
+        # of tables is fitted on the sites that take part.
+        clients = member.clients if keeps_apart(member) else None
+        left_out = member.leave_out if member.data == TABLES else None
+        key = repr((member.data, member.data_options, clients, left_out))
         if key not in loaded:
             data = data_of(member)
             loaded[key] = from_clients(data) if isinstance(data, list) else data
