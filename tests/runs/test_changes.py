@@ -9,6 +9,8 @@ import torch
 import fedbayes as fb
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
+from fedbayes.files import write_atomically
+from fedbayes.runs import changes, sealed
 from fedbayes.runs.changes import change
 from fedbayes.runs.folder import resume, run
 
@@ -55,11 +57,48 @@ def test_a_comparison_goes_on_as_a_whole(tmp_path):
         ({"settings": ["clients=3"]}, "only the method's options that are numbers can change"),
         ({"settings": ["epochs=3"]}, "epochs: it shapes what is trained"),
         ({"settings": ["lr=-1"]}, "lr"),
+        ({"settings": ["lr=0.02", "damping=-1"]}, "damping"),  # which is of the second method of a comparison
     ],
 )
-def test_what_can_not_change_is_refused_and_nothing_is_written(tmp_path, options, says):
-    run(Experiment(**COMMON, rounds=1, options=OPTIONS), tmp_path / "run")
+@pytest.mark.parametrize("methods", [(), ("fedavg", "pvi")], ids=["one", "comparison"])
+def test_what_can_not_change_is_refused_and_nothing_is_written(tmp_path, options, says, methods):
+    run(Experiment(**COMMON, methods=methods, rounds=1, options=OPTIONS), tmp_path / "run")
     held = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     with pytest.raises(InputError, match=says):
         change(tmp_path / "run", **options)
     assert held == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+
+
+CUT = [((), writes) for writes in range(5)] + [(("fedavg", "pvi"), writes) for writes in (3, 5, 7)]
+
+
+@pytest.mark.parametrize(("methods", "writes"), CUT)
+def test_a_change_that_was_cut_short_is_finished(tmp_path, monkeypatch, methods, writes):
+    """Killed before any of its writes: the next resume goes on, with the change or without, and records it once."""
+    home = tmp_path / "run"
+    run(Experiment(**COMMON, methods=methods, rounds=1, options=OPTIONS), home)
+    left = [writes]
+
+    def killed(*arguments):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return write_atomically(*arguments)
+
+    with monkeypatch.context() as patch:
+        for module in (changes, sealed):
+            patch.setattr(module, "write_atomically", killed)
+        try:
+            change(home, rounds=2, settings=["lr=0.02"])
+        except KeyboardInterrupt:
+            if writes:
+                with pytest.raises(InputError, match=r"cut short; `fedbayes resume .*` finishes it"):
+                    fb.load(home)
+    made = resume(home)
+    assert {len(r.journal) for r in made.values()} == {2 if writes else 1}
+    for path in [home / name for name in methods] or [home]:
+        kept = (path / "changes.jsonl").read_text().splitlines() if writes else []
+        assert [json.loads(line)["key"] for line in kept] == (["lr", "rounds"] if writes else [])
+    assert not (home / "changing.toml").exists()
+    change(home, rounds=3)
+    assert {len(r.journal) for r in resume(home).values()} == {3}

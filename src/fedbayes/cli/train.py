@@ -114,13 +114,14 @@ def resume(
 
         _train(lambda watch: resume_active(folder, watch), folder, (tensorboard, mlflow, wandb))
         return
+    from fedbayes.runs.changes import change, finish
     from fedbayes.runs.folder import experiment_in
 
+    lines = finish(folder)
     if rounds is not None or settings:
-        from fedbayes.runs.changes import change
-
-        for line in change(folder, rounds=rounds, settings=settings or ()):
-            out.print(escape(line))
+        lines += change(folder, rounds=rounds, settings=settings or ())
+    for line in lines:
+        out.print(escape(line))
     experiment = experiment_in(folder)
     _train(lambda watch: _by_engine(experiment, folder, watch), folder, (tensorboard, mlflow, wandb))
 

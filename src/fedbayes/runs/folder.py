@@ -19,7 +19,7 @@ from fedbayes.experiments.experiment import Experiment, folder_name, read_whole,
 from fedbayes.experiments.keys import FLOWER
 from fedbayes.runs import checkpoint, coding, evaluation, journal, locks, samples, saved
 from fedbayes.runs.own import OwnFiles
-from fedbayes.runs.recording import CONFIG, SAVED, Recording, write_once
+from fedbayes.runs.recording import CHANGING, CONFIG, SAVED, Recording, write_once
 from fedbayes.training import hub
 from fedbayes.training.callbacks import called_back
 from fedbayes.training.fit import refuse_diverged
@@ -106,6 +106,9 @@ def resume(
     clients: Clients | None = None,
 ) -> dict[str, Run]:
     """Go on with the experiment of a folder from its last checkpoint: same result as if nothing had happened."""
+    from fedbayes.runs.changes import finish  # which is built on this module
+
+    finish(folder)
     return run(experiment_in(folder), folder, watch, network=network, clients=clients)
 
 
@@ -172,6 +175,8 @@ def experiment_in(folder: str | Path) -> Experiment:
     path = Path(folder) / CONFIG
     if not path.is_file():
         raise InputError(f"{folder} is no run folder: it has no {CONFIG}; give the folder that `fedbayes run` wrote")
+    if (Path(folder) / CHANGING).is_file():
+        raise InputError(f"a change of {folder} was cut short; `fedbayes resume {folder}` finishes it")
     experiment = read_whole(path)
     _check_belongs(experiment, Path(folder))
     return experiment
