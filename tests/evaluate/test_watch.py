@@ -91,6 +91,19 @@ def test_a_watch_that_is_killed_goes_on_with_the_same_bits(blobs, tmp_path, cuts
     assert again.labelled == whole.state.labelled < 300
 
 
+def test_every_site_has_a_file_of_its_own(blobs, tmp_path):
+    x, y = rows(blobs, 20)
+    sites = ["北京", "上海", "va north", "va/north", "va-north", "va.north_2"]
+    for i, site in enumerate(sites, 1):
+        fb.watch(blobs, site, reference="none", folder=tmp_path).update(x[:i], y[:i])
+    assert {state.site: state.rows for state in watched.states_in(tmp_path)} == {s: i for i, s in enumerate(sites, 1)}
+    assert watched.path_of(tmp_path, "va.north_2").name == "va.north_2.npz"
+    watched.path_of(tmp_path, "上海").rename(tmp_path / "watch" / "-.npz")  # as it was called before
+    assert watched.at(tmp_path, "北京").rows == 1
+    assert fb.watch(blobs, "上海", reference="none", folder=tmp_path).state.rows == 2
+    assert len(watched.states_in(tmp_path)) == len(sites)
+
+
 def test_what_was_not_written_is_bet_on_again(blobs, tmp_path, monkeypatch):
     x, y = rows(blobs)
     whole = fb.watch(blobs, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -139,8 +140,14 @@ class State:
 
 
 def path_of(folder: str | Path, site: str) -> Path:
-    """The file of a site's watch in a run's folder."""
-    return Path(folder) / FOLDER / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', site)}.npz"
+    """The file of a site's watch in a run's folder; a checksum tells names apart that files can't hold as they are."""
+    name = _plain(site)
+    mark = "" if name == site else f"-{hashlib.blake2b(site.encode(), digest_size=4).hexdigest()}"
+    return Path(folder) / FOLDER / f"{name}{mark}.npz"
+
+
+def _plain(site: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", site)
 
 
 def write(path: Path, state: State) -> None:
@@ -194,6 +201,9 @@ def states_in(folder: str | Path) -> list[State]:
 def at(folder: str | Path, site: str) -> State | None:
     """The state of a site's watch, where there is one; refused where the file is another site's."""
     path = path_of(folder, site)
+    earlier = path.with_name(f"{_plain(site)}.npz")  # as version 0.1 called it
+    if not path.is_file() and earlier.is_file() and read(earlier).site == site:
+        earlier.rename(path)
     if not path.is_file():
         return None
     state = read(path)
