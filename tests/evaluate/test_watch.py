@@ -172,12 +172,13 @@ def test_a_stream_is_read_with_labels_and_times(blobs, tmp_path):
         read_stream(path, blobs, label="y")
 
 
-def test_labels_of_a_stream_are_coded_as_the_target_of_the_tables_was(tmp_path):
+@pytest.mark.parametrize(("sign", "suffix"), [(",", "csv"), (";", "csv"), ("\t", "csv"), ("\t", "tsv")])
+def test_labels_of_a_stream_are_coded_as_the_target_of_the_tables_was(tmp_path, sign, suffix):
     site = {"a": [float(k) for k in range(40)], "num": [k % 4 for k in range(40)]}
     clients = fb.data.from_tables({"va": site, "bn": site}, "num", labels={"healthy": [0], "ill": [1, 2, 3]})
     run = fb.fit(nn.Linear(*clients.data.shape, 2), clients, method=fb.methods.fedavg(epochs=1), rounds=1)
-    path = tmp_path / "stream.csv"
-    path.write_text("a,num\n1,3\n2,0.0\n3,?\n4,ill\n5,7\n")
+    path = tmp_path / f"stream.{suffix}"
+    path.write_text("a, num\n1,3\n2,0.0\n3,?\n4,ill\n5,7\n".replace(",", sign))
     stream = read_stream(path, run, label="num")
     assert stream.y is not None
     assert stream.y[[0, 1, 3]].tolist() == [1, 0, 1]

@@ -32,12 +32,16 @@ def read_stream(source: Path, run: Run, *, label: str | None = None, time: str |
     x = read_inputs(source, data, [name for name in (label, time) if name])
     if label is None and time is None:
         return Stream(x, None, [])
-    if source.suffix != ".csv":
-        raise InputError(f"{source}: columns of labels and times are read from .csv files")
+    if source.suffix not in (".csv", ".tsv"):
+        raise InputError(f"{source}: columns of labels and times are read from .csv and .tsv files")
     with reading(source, "save it as UTF-8 text with a comma between fields"):
         size_of(source, memory() // 16)
         with source.open(newline="", encoding="utf-8-sig") as file:
-            head, *rows = [row for row in csv.reader(file) if row]
+            first = file.readline()
+            file.seek(0)
+            sign = "," if data.coding is None else max(",;\t", key=first.count)  # as tables are read
+            head, *rows = [row for row in csv.reader(file, delimiter=sign) if any(row)]
+    head = [name.strip() for name in head]
     columns = {}
     for name in filter(None, (label, time)):
         if head.count(name) != 1:

@@ -201,7 +201,7 @@ def states_in(folder: str | Path) -> list[State]:
 def at(folder: str | Path, site: str) -> State | None:
     """The state of a site's watch, where there is one; refused where the file is another site's."""
     path = path_of(folder, site)
-    earlier = path.with_name(f"{_plain(site)}.npz")  # as version 0.1 called it
+    earlier = path.with_name(f"{_plain(site)}.npz")  # its name without a checksum
     if not path.is_file() and earlier.is_file() and read(earlier).site == site:
         earlier.rename(path)
     if not path.is_file():
