@@ -93,11 +93,15 @@ def test_settings_come_back_from_the_folder_and_another_study_is_refused(quick, 
         (Active(labelled=96), {}, "leaves no client a row to ask for"),
         (Active(), {"methods": ("fedavg", "feduab")}, "one method"),
         (Active(), {"data": "diabetes", "network": "linear"}, "real targets"),
+        (Active(), {"engine": "flower"}, "trains in one process"),
+        (Active(), {"options": {"lr": -1}}, "lr must be"),
+        (Active(), {"network": "nosuch"}, "unknown network"),
     ],
 )
 def test_what_can_not_work_is_one_line(quick, tmp_path, active, change, message):
     with pytest.raises(InputError, match=message):
-        run_active(replace(quick, **change), active, tmp_path)
+        run_active(replace(quick, **change), active, tmp_path / "run")
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.name != ".lock"]
 
 
 def test_the_area_is_the_mean_over_labels():

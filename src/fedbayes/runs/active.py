@@ -20,8 +20,9 @@ from fedbayes.data import Clients
 from fedbayes.data.ragged import Ragged
 from fedbayes.errors import InputError, unknown
 from fedbayes.experiments import toml
-from fedbayes.experiments.build import clients_of
+from fedbayes.experiments.build import build, check_tables, clients_of
 from fedbayes.experiments.experiment import Experiment, experiment_of, table_in, table_of
+from fedbayes.experiments.keys import FLOWER
 from fedbayes.files import reading, text_of, write_atomically
 from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
@@ -75,6 +76,8 @@ def run_active(
     active.check()
     if experiment.private is not None:
         raise InputError("private: which rows ask for labels is in no account; leave --active or private out")
+    if experiment.engine == FLOWER:
+        raise InputError("active learning trains in one process; leave --active out, or set engine=auto")
     if experiment.methods:
         raise InputError("active learning has one method; set methods=[] and method=NAME")
     with locked(folder):
@@ -85,7 +88,7 @@ def _stages(
     experiment: Experiment, active: Active, folder: Path, watch: Watch | None, clients: Clients | None
 ) -> list[dict[str, Any]]:
     """The stages of a folder that is locked: those that are there, and those to come."""
-    _claim(folder, experiment, active)
+    is_new = _is_new(folder, experiment, active)
     clients = clients_of(experiment) if clients is None else clients
     if clients.data.kind == "real" and active.acquire != "random":
         raise InputError(f"{active.acquire} ranks predicted classes; {clients.data.name} has real targets")
@@ -93,6 +96,10 @@ def _stages(
     pools = [_without(clients.train_rows(k), rows) for k, rows in enumerate(known)]
     if not any(map(len, pools)):
         raise InputError(f"labelled = {active.labelled} leaves no client a row to ask for; lower it")
+    if is_new:
+        check_tables(experiment)
+        build(experiment, clients=replace(clients, train=Ragged.of_lists(known)))  # a wrong option leaves nothing behind
+        write_atomically(folder / SETTINGS, _settings(experiment, active))
     records: list[dict[str, Any]] = []
     for stage in range(active.stages or 1 + max(-(-len(pool) // active.budget) for pool in pools)):
         some = replace(clients, train=Ragged.of_lists(known))
@@ -130,20 +137,18 @@ def area(records: Sequence[Mapping[str, Any]], score: str = "accuracy") -> float
     return float(torch.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 else float(y[0])
 
 
-def _claim(folder: Path, experiment: Experiment, active: Active) -> None:
-    """Record the settings in the folder; refuse one that holds something else."""
-    text = _settings(experiment, active)
-    path = folder / SETTINGS
-    if path.is_file():
+def _is_new(folder: Path, experiment: Experiment, active: Active) -> bool:
+    """Whether the folder is empty; refuse one that holds something else than these settings."""
+    if (folder / SETTINGS).is_file():
         if settings_in(folder) != (experiment, active):
             raise InputError(
                 f"{folder} holds another active learning: go on with it by `fedbayes resume {folder}`, "
                 "or give another --output"
             )
-        return
+        return False
     if any(not entry.name.startswith(".") for entry in folder.iterdir()):  # hidden: the lock
         raise InputError(f"{folder} is not empty and holds no active learning; give another --output")
-    write_atomically(path, text.encode())
+    return True
 
 
 def _settings(experiment: Experiment, active: Active) -> str:
