@@ -49,7 +49,7 @@ def test_known_figures() -> None:
     assert epsilon_of((Spent(0.1, 1.0, 100),), 1e-5) == pytest.approx(7.05, abs=0.005)
     assert epsilon_of((Spent(0.1, 1.0, 100),), 1e-5, "rdp") == pytest.approx(7.90, abs=0.005)
     assert epsilon_of((), 1e-5) == 0
-    for rate, noise, uses in ((0.1, 0.0, 1), (1.0, 1e-9, 1), (0.5, 1e-3, 3), (1.0, 1.0, 10**6)):
+    for rate, noise, uses in ((0.1, 0.0, 1), (1.0, 1e-9, 1), (0.5, 1e-3, 3), (1.0, 1.0, 10**6), (0.1, 1.0, 10**9)):
         assert epsilon_of((Spent(rate, noise, uses),), 1e-5) == math.inf
 
 

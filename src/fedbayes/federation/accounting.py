@@ -48,7 +48,7 @@ def epsilon_of(account: Account, delta: float, by: str = "pld", *, coarseness: i
     used = [s for s in account if s.uses]
     if not used:
         return 0.0
-    if any(s.noise < LEAST or (s.rate == 1 and s.noise < NOTHING * math.sqrt(s.uses)) for s in used):
+    if any(s.noise < LEAST or s.noise < NOTHING * s.rate * math.sqrt(s.uses) for s in used):
         return math.inf
     return _by_divergences(tuple(used), delta) if by == "rdp" else _by_losses(tuple(used), delta, coarseness)
 
