@@ -157,6 +157,52 @@ def test_an_input_error_is_one_line_and_exit_code_2(home, monkeypatch, capsys):
     assert not (home / "bad").exists()
 
 
+IGNORED = {
+    "resume {home}/active --rounds 5": "active learning goes on as it began",
+    "resume {home}/active --set lr=3": "active learning goes on as it began",
+    "evaluate {home}/small --by site --ood uniform-noise": "--ood and --repeats are of the whole test set",
+    "evaluate {home}/small --by site --repeats 7": "--ood and --repeats are of the whole test set",
+    "predict {home}/small --input x.npy --by distance": "--by says what --ood goes by",
+    "run {home}/small.toml --labelled 5": "--labelled is of active learning",
+    "run {home}/small.toml --budget 5": "--budget is of active learning",
+    "export {home}/small --output {home}/out --what mean --draws 7": "--draws are the members of an ensemble",
+    "export {home}/small --output {home}/out --what peft --onnx": "--onnx is of a whole network",
+    "privacy {home}/small --rounds -1": "how many more, at least 1, not -1",
+    "privacy {home}/small --delta 1e-9": "a run has its own epsilon, delta",
+    "sweep {home}/small.toml --over seed=0 --over seed=1": "--over seed is given twice",
+    "run {home}/tables.toml --set clients=7": "clients: each site of the tables is a client",
+    "run {home}/tables.toml --set partition=dirichlet": "partition: each site of the tables is a client",
+    "run {home}/tables.toml --set test_per_client=9": "test_per_client: each site of the tables is a client",
+    "sweep {home}/tables.toml --over clients=2,3": "clients: each site of the tables is a client",
+}
+IMPOSSIBLE = {
+    "predict {home}/small --input {home}/x.npy --draws 0": "draws must be at least 1, not 0",
+    "predict {home}/small --input {home}/x.npy --draws -3": "draws must be at least 1, not -3",
+    "evaluate {home}/small --by site --draws 0": "draws must be at least 1, not 0",
+    "export {home}/small --output {home}/out --draws 0": "draws must be at least 1, not 0",
+    "calibrate {home}/small --coverage 1.5": "coverage must be above 0 and below 1, not 1.5",
+    "calibrate {home}/small --confidence 2": "confidence must be above 0 and below 1, not 2.0",
+    "data show diabetes --figure {home}/x.svg": "diabetes has real targets",
+    "data show digits --figure {home}/x.xyz": "no picture's name ends so; give .svg",
+    "data show digits --figure {home}/x": "no picture's name ends so; give .svg",
+    "privacy --epsilon inf --rounds 10 --rate .1": "--epsilon must be positive and finite",
+    "privacy --noise inf --rounds 10 --rate .1": "--noise must be positive and finite",
+}
+
+
+@pytest.mark.parametrize("command", [*IGNORED, *IMPOSSIBLE])
+def test_what_would_be_ignored_or_can_not_be_is_one_line(home, command):
+    (home / "active").mkdir(exist_ok=True)
+    (home / "active" / "active.toml").touch()
+    (home / "tables.toml").write_text('data = "tables"\n')
+    np.save(home / "x.npy", fb.data.load("digits").test_x[:3].numpy())
+    before = set(home.rglob("*"))
+    with pytest.raises(InputError, match=re.escape({**IGNORED, **IMPOSSIBLE}[command])) as caught:
+        call(*command.format(home=home).split())
+    assert "\n" not in str(caught.value)
+    assert {path for path in home.rglob("*") if path.name != ".lock"} <= before
+
+
 def test_help_version_and_lists_answer_without_torch():
     code = "import sys; sys.modules['torch'] = None; import fedbayes.cli as c; c.app(sys.argv[1:])"
     for word, expected in (("--help", "resume"), ("--version", fb.__version__), ("experiments", "quickstart")):

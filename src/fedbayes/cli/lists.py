@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedbayes.cli.shared import Settings, app, data_app, key_help, out, print_text
+from fedbayes.errors import InputError
 
 
 def _list(rows: Iterable[tuple[str, str]]) -> None:
@@ -93,6 +94,8 @@ def data_show(
     figure: Annotated[Path | None, typer.Option(help="Write a picture of who holds what (.svg, .png).")] = None,
 ) -> None:
     """A data set and its spread over clients: rows and labels of each; of own tables, what each site holds."""
+    if figure is not None:
+        _check_figure(figure)
     if _is_path(name):
         _show_tables(name, target, settings or [], figure)
         return
@@ -102,6 +105,8 @@ def data_show(
 
     experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed)
     spread = clients_of(with_settings(experiment, settings or [], lambda method: ()))
+    if figure and spread.data.kind in ("real", "survival"):
+        raise InputError(f"--figure draws who holds which labels; {name} has {spread.data.kind} targets: leave it out")
     out.print(repr(spread.data), soft_wrap=True)
     if spread.data.kind in ("real", "survival"):
         out.print(repr(spread))
@@ -112,6 +117,15 @@ def data_show(
     if figure:
         label_figure(spread, path=figure)
         print(figure)
+
+
+def _check_figure(path: Path) -> None:
+    """Refuse a name whose ending says no format of pictures."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    endings = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in endings:
+        raise InputError(f"--figure {path}: no picture's name ends so; give .svg, .png or .pdf")
 
 
 def _is_path(name: str) -> bool:

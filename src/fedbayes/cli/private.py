@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,9 @@ from fedbayes.errors import InputError
 def privacy(
     folder: Annotated[Path | None, typer.Argument(help="A private run: what it has spent. Without it: a plan.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The budget: which noise keeps within it?")] = None,
-    delta: Annotated[float, typer.Option(help="Chance at which epsilon may not hold; a run has its own.")] = 1e-5,
+    delta: Annotated[
+        float | None, typer.Option(help="Chance at which epsilon may not hold, 1e-5 by default; a run has its own.")
+    ] = None,
     noise: Annotated[float | None, typer.Option(help="The noise multiplier: what does it come to?")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds in all; of a run: how many more.")] = None,
     rate: Annotated[
@@ -26,13 +29,17 @@ def privacy(
 ) -> None:
     """What noise for this epsilon, what epsilon for this noise, what a run has spent, what more rounds would cost."""
     if folder is not None:
-        if epsilon is not None or noise is not None or rate is not None:
-            raise InputError("privacy: a run has its own epsilon, noise and rate; give --rounds alone, or no folder")
+        if any(value is not None for value in (epsilon, delta, noise, rate)):
+            raise InputError(
+                "privacy: a run has its own epsilon, delta, noise and rate; give --rounds alone, or no folder"
+            )
+        if rounds is not None and rounds < 1:
+            raise InputError(f"privacy: --rounds of a run are how many more, at least 1, not {rounds}")
         out.print(_of_run(folder, rounds or 0))
         return
     if rate is None or rounds is None or (epsilon is None) == (noise is None):
         raise InputError("privacy: give --rate, --rounds, and --epsilon or --noise; or the folder of a private run")
-    out.print(_plan(epsilon, delta, noise, rounds, rate))
+    out.print(_plan(epsilon, 1e-5 if delta is None else delta, noise, rounds, rate))
 
 
 def _plan(epsilon: float | None, delta: float, noise: float | None, rounds: int, rate: float) -> Table:
@@ -42,8 +49,8 @@ def _plan(epsilon: float | None, delta: float, noise: float | None, rounds: int,
         "rate must be in (0, 1]": 0 < rate <= 1,
         "delta must be in (0, 1)": 0 < delta < 1,
         "rounds must be positive": rounds > 0,
-        "noise must be positive": noise is None or noise > 0,
-        "epsilon must be positive": epsilon is None or epsilon > 0,
+        "noise must be positive and finite": noise is None or 0 < noise < math.inf,
+        "epsilon must be positive and finite": epsilon is None or 0 < epsilon < math.inf,
     }
     for words, holds in checks.items():
         if not holds:

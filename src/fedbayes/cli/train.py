@@ -14,6 +14,7 @@ from fedbayes.cli.shared import Events, Folder, Mlflow, Settings, Trust, Wandb, 
 from fedbayes.cli.watching import watching
 from fedbayes.engine.clock import FILES, START, Shares, share
 from fedbayes.engine.clock import profile as measuring
+from fedbayes.errors import InputError
 
 Trackers = tuple[bool, str | None, str | None]  # TensorBoard, MLflow's address, the project of Weights & Biases
 NO_TRACKERS: Trackers = (False, None, None)
@@ -34,12 +35,19 @@ def run(
     active: Annotated[
         str | None, typer.Option(help="Active learning by entropy, mutual_information or random: labels are asked for.")
     ] = None,
-    labelled: Annotated[int, typer.Option(help="Rows that a client has labels of at first, with --active.")] = 20,
-    budget: Annotated[int, typer.Option(help="Labels that a client asks for after each stage, with --active.")] = 20,
+    labelled: Annotated[
+        int | None, typer.Option(help="Rows that a client has labels of at first, with --active; 20 by default.")
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Labels that a client asks for after each stage, with --active; 20 by default.")
+    ] = None,
     trust: Trust = None,
     profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes; write profile.json.")] = False,
 ) -> None:
     """Train an experiment into a folder, and write its report."""
+    asked = {key: v for key, v in {"labelled": labelled, "budget": budget}.items() if v is not None}
+    if active is None and asked:
+        raise InputError(f"--{next(iter(asked))} is of active learning; give --active too, or leave it out")
     kind = f"-{active}" if active is not None else "-central" if central else ""
     folder = output or Path("runs") / f"{Path(name).stem}{kind}"
     with measuring() if profile else nullcontext() as shares:
@@ -51,7 +59,7 @@ def run(
         else:
             from fedbayes.runs.active import Active, run_active
 
-            asking = Active(active, labelled, budget)
+            asking = Active(active, **asked)
             _train(lambda watch: run_active(experiment, asking, folder, watch), folder, (tensorboard, mlflow, wandb))
     if shares is not None:
         _show(shares, folder)
@@ -112,6 +120,8 @@ def resume(
     if (folder / "active.toml").is_file():
         from fedbayes.runs.active import resume_active
 
+        if rounds is not None or settings:
+            raise InputError("--rounds, --set: active learning goes on as it began; begin another into a new --output")
         _train(lambda watch: resume_active(folder, watch), folder, (tensorboard, mlflow, wandb))
         return
     from fedbayes.runs.changes import change, finish

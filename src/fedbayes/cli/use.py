@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from fedbayes.cli.shared import Folder, Trust, app, out
 from fedbayes.cli.sites import show_by_site
+from fedbayes.errors import InputError
 
 
 @app.command()
@@ -44,8 +45,9 @@ def predict(
         bool, typer.Option("--ood", help="Flag rows unlike all that was seen; 5 % of familiar rows are flagged too.")
     ] = False,
     by: Annotated[
-        str, typer.Option(help="What --ood goes by: usual (distance and doubt), distance, entropy, epistemic.")
-    ] = "usual",
+        str | None,
+        typer.Option(help="What --ood goes by: usual (distance and doubt, the default), distance, entropy, epistemic."),
+    ] = None,
     sets: Annotated[
         bool, typer.Option("--sets", help="What `fedbayes calibrate` promises: sets, intervals or lower bounds.")
     ] = False,
@@ -55,7 +57,9 @@ def predict(
     """Probabilities with their aleatoric and epistemic parts for new data."""
     from fedbayes.export.predictions import predict_file, prediction_table
 
-    options = {"draws": draws, "device": device, "ood": by if ood else None}
+    if by is not None and not ood:
+        raise InputError("--by says what --ood goes by; give --ood too, or leave --by out")
+    options = {"draws": draws, "device": device, "ood": (by or "usual") if ood else None}
     arrays, flags = predict_file(folder, input, output, sets=sets or site is not None, site=site, **options)  # type: ignore[arg-type]
     out.print(prediction_table(arrays))
     if flags:
@@ -87,6 +91,10 @@ def export(
     from fedbayes.export.sets import write_sets
     from fedbayes.runs.folder import home_of, load
 
+    if what != "ensemble" and draws is not None:
+        raise InputError(f"--draws are the members of an ensemble; leave it out with --what {what}")
+    if what == PEFT and onnx:
+        raise InputError("--onnx is of a whole network; leave it out with --what peft")
     run = load(folder, device="cpu")
     if client is not None:
         run = run.personal(int(client) if client.isdecimal() else client).as_run
@@ -104,7 +112,9 @@ def evaluate(
         typer.Option(help="Sets to tell from the test set: kmnist,uniform-noise, or train@2000 (inputs x 2000)."),
     ] = None,
     draws: Annotated[int | None, typer.Option(help="Draws of the weights; the method's own number by default.")] = None,
-    repeats: Annotated[int, typer.Option(help="Predictions with draws of their own, for the Monte Carlo error.")] = 5,
+    repeats: Annotated[
+        int | None, typer.Option(help="Predictions with draws of their own, for the Monte Carlo error; 5 by default.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
     by: Annotated[
         str | None, typer.Option(help="site: scores of each site's own rows, and how often promises hold there.")
@@ -112,13 +122,16 @@ def evaluate(
     trust: Trust = None,
 ) -> None:
     """All scores of a run (of each method in a comparison) with their errors, and OOD detection."""
+    if by is not None and (ood or repeats is not None):
+        raise InputError("--ood and --repeats are of the whole test set; leave them out with --by, or --by with them")
     from fedbayes.cli.score_tables import ood_table, score_table
+    from fedbayes.evaluate.repeated import REPEATS
     from fedbayes.evaluate.scoring import evaluate as score
 
     if by is not None:
         return show_by_site(folder, by, draws, device)
     names = [name for argument in ood or () for name in argument.split(",") if name]
-    runs = score(folder, ood=names, draws=draws, repeats=repeats, device=device)
+    runs = score(folder, ood=names, draws=draws, repeats=REPEATS if repeats is None else repeats, device=device)
     out.print(score_table(runs))
     for name in names:
         out.print(ood_table(runs, name))

@@ -75,6 +75,9 @@ def fit(
     every site adds noise to its histogram before it leaves it, and to how often promises hold there; sizes are not
     told. `private_seed` is for tests, and NOT PRIVATE.
     """
+    for name, share in {"coverage": coverage, "confidence": confidence}.items():
+        if share is not None and not 0 < share < 1:
+            raise InputError(f"{name} must be above 0 and below 1, not {share}")
     held = held or held_out(run)
     kind = held.p.kind
     if kind not in BY_KIND:

@@ -10,7 +10,7 @@ from fedbayes.data.holdings import Holdings, holdings
 from fedbayes.data.reading import Reading
 from fedbayes.data.site_tables import summary_of
 from fedbayes.errors import InputError, unknown
-from fedbayes.experiments.experiment import parse, read
+from fedbayes.experiments.experiment import Experiment, parse, read
 from fedbayes.experiments.keys import TABLES
 from fedbayes.experiments.own_code import naming
 
@@ -38,3 +38,14 @@ def look(name: str, target: str | None, settings: Iterable[str] = ()) -> Holding
     with naming("data"):
         by_value, _ = class_by_value(options.get("labels"))
         return holdings(summary_of(sites, **{"target": None, **looked_at}, test=0.0, seed=None), by_value)
+
+
+def check_spread(x: Experiment) -> None:
+    """Refuse what would spread rows over clients: whose they are is said by the tables."""
+    if x.data != TABLES:
+        return
+    usual = Experiment()
+    for key in ("clients", "partition", "partition_options", "test_per_client"):
+        value = getattr(x, key)
+        if value != getattr(usual, key) and (key, value) != ("partition", "natural"):
+            raise InputError(f"{key}: each site of the tables is a client, with test rows of its own; leave {key} out")

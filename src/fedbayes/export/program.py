@@ -178,6 +178,8 @@ def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
         vectors = {part: q.mean[None] for part, q in parts.items()}
     else:
         count = program.prediction.draws if draws is None else draws
+        if count < 1:
+            raise InputError(f"draws must be at least 1, not {count}")
         vectors = draw_weights(parts, count, run.task.seed, "predict")
         if all(torch.equal(v, v[:1].expand_as(v)) for v in vectors.values()):
             vectors = {part: v[:1] for part, v in vectors.items()}  # draws of a point are all the same

@@ -23,6 +23,7 @@ from fedbayes.experiments import toml
 from fedbayes.experiments.build import build, check_tables, clients_of
 from fedbayes.experiments.experiment import Experiment, experiment_of, table_in, table_of
 from fedbayes.experiments.keys import FLOWER
+from fedbayes.experiments.tables import check_spread
 from fedbayes.files import reading, text_of, write_atomically
 from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
@@ -98,7 +99,10 @@ def _stages(
         raise InputError(f"labelled = {active.labelled} leaves no client a row to ask for; lower it")
     if is_new:
         check_tables(experiment)
-        build(experiment, clients=replace(clients, train=Ragged.of_lists(known)))  # a wrong option leaves nothing behind
+        check_spread(experiment)
+        build(
+            experiment, clients=replace(clients, train=Ragged.of_lists(known))
+        )  # a wrong option leaves nothing behind
         write_atomically(folder / SETTINGS, _settings(experiment, active))
     records: list[dict[str, Any]] = []
     for stage in range(active.stages or 1 + max(-(-len(pool) // active.budget) for pool in pools)):

@@ -17,6 +17,7 @@ from fedbayes.errors import Diverged, InputError, one_line
 from fedbayes.experiments.build import build, check_tables, clients_of
 from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, table_of, to_toml
 from fedbayes.experiments.keys import FLOWER
+from fedbayes.experiments.tables import check_spread
 from fedbayes.runs import checkpoint, coding, evaluation, journal, locks, samples, saved
 from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CHANGING, CONFIG, SAVED, Recording, write_once
@@ -71,6 +72,8 @@ def run(
     check_tables(experiment)
     experiment = experiment.settled
     refuse_another(experiment, folder)
+    if not (folder / CONFIG).is_file():
+        check_spread(experiment)
     with locked(folder):
         with share(START):
             if clients is None:

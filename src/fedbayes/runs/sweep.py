@@ -30,11 +30,12 @@ from fedbayes.experiments.build import (
 )
 from fedbayes.experiments.experiment import Experiment, table_of, to_toml, with_settings
 from fedbayes.experiments.keys import TABLES
+from fedbayes.experiments.tables import check_spread
 from fedbayes.federation.schedule import POISSON, SYNCHRONOUS
 from fedbayes.options import options_of
 from fedbayes.runs import journal
 from fedbayes.runs.folder import SWEEP, Watch, locked, refuse_another, train
-from fedbayes.runs.recording import Recording, write_once
+from fedbayes.runs.recording import CONFIG, Recording, write_once
 from fedbayes.training.rounds import rounds_together
 from fedbayes.training.run import Run
 from fedbayes.training.task import Task
@@ -67,6 +68,9 @@ def members_of(experiment: Experiment, overs: Sequence[str]) -> dict[str, Experi
         raise InputError("a sweep needs at least one --over, such as --over seed=0..4")
     if experiment.methods:
         raise InputError("a sweep has one method; set methods=[] and method=NAME")
+    keys = [key for key, _ in map(values_of, overs)]
+    if twice := next((key for i, key in enumerate(keys) if key in keys[:i]), None):
+        raise InputError(f"--over {twice} is given twice; give its values together, such as --over {twice}=1,2")
     lists = [[f"{key}={v}" for v in values] for key, values in map(values_of, overs)]
     return {
         ",".join(settings).replace("/", "-"): with_settings(experiment, settings, options_of_method)
@@ -96,6 +100,8 @@ def sweep(
     members = members_of(experiment, overs)
     for name, member in members.items():
         refuse_another(member, folder / name)
+        if not (folder / name / CONFIG).is_file():
+            check_spread(member)
     with locked(folder):  # a member that is resumed by itself shares this lock
         tasks = build_members(members)
         write_once(folder / SWEEP, to_toml(experiment) + "".join(f"# --over {over}\n" for over in overs))

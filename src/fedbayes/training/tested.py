@@ -92,6 +92,8 @@ def predict_with(
     """The parts' predictions of x. `which` is a name for an x that is predicted repeatedly: a graph pays then."""
     program = task.program
     draws = program.prediction.draws if draws is None else draws
+    if draws < 1:
+        raise InputError(f"draws must be at least 1, not {draws}")
     return predictive(
         program.model,
         parts,
