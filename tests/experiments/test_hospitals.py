@@ -75,6 +75,11 @@ def test_predictions_find_columns_by_name(trained, tmp_path):
         write_csv(tmp_path / "new.csv", table, order)
         arrays, _ = predict_file(trained / "run", tmp_path / "new.csv")
         np.testing.assert_allclose(arrays["probs"], p.probs.numpy(), atol=1e-5)
+    rows = [f"{row[0]!r},{row[1]!r},7" for row in x.tolist()]
+    (tmp_path / "year.csv").write_text("\n".join([f"{','.join(run.task.clients.data.columns)},2024", *rows]))
+    np.testing.assert_allclose(
+        predict_file(trained / "run", tmp_path / "year.csv")[0]["probs"], p.probs.numpy(), atol=1e-5
+    )
     np.savetxt(tmp_path / "bare.csv", x, delimiter=",", fmt="%.17g")  # no names: by position
     np.testing.assert_allclose(
         predict_file(trained / "run", tmp_path / "bare.csv")[0]["probs"], p.probs.numpy(), atol=1e-5
@@ -88,6 +93,7 @@ def test_predictions_find_columns_by_name(trained, tmp_path):
         ("age,dose,dose\n50,1000,3\n", "two columns 'dose'"),
         ("age,dose\n50\n", "data row 1 has 1 fields under 2 columns"),
         ("50,1000,3\n", "3 columns; an input of hospitals has 2"),
+        (",1000\n50,1000\n", "data row 1 is not 2 numbers: ,1000"),
     ],
 )
 def test_files_that_do_not_match_are_named(trained, tmp_path, text, says):

@@ -114,6 +114,8 @@ def test_tables_are_given_in_their_own_units(table, tmp_path):
         ("a,b\n", "no rows of numbers"),
         ("1,2\n3\n", "data row 2 is not 2 numbers"),
         ("1,2\n3,x\n", "data row 2"),
+        (",".join(["", *"3" * 63]) + "\n" + ",".join("3" * 64), "data row 1 is not 64 numbers: ,3,3"),
+        ("," * 63 + "\n" + ",".join("3" * 64), "data row 1 is not 64 numbers"),
     ],
 )
 def test_a_csv_file_that_does_not_fit_is_named(digits, tmp_path, text, words):

@@ -24,8 +24,8 @@ def read_inputs(source: Path, data: Dataset, beside: Sequence[str] = ()) -> Tens
     """Inputs of a .npy, .npz or .csv file, in the units in which the data came.
 
     An .npz file holds one array, or one named `x`, or one for each field of a row. A row of a CSV file is one input,
-    flattened; a first line that is no numbers is taken for names, by which the columns are found where the data's own
-    have names; those named `beside` are not looked at.
+    flattened; a first line in which nothing is a number, or which has the names of the data's columns, is taken for
+    names, by which the columns are found where the data's own have names; those named `beside` are not looked at.
     """
     if isinstance(data.prepare, Fields) and source.suffix == ".npz":
         arrays = arrays_in(source, "save the fields of the rows with numpy.savez")
@@ -75,8 +75,9 @@ def _csv(source: Path, columns: Sequence[str], beside: Sequence[str] = ()) -> np
         size_of(source, memory() // 16)
         with source.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row]
-    if rows and not all(map(_is_number, rows[0])):
-        head, rows = [name.strip() for name in rows[0]], rows[1:]
+    head = [name.strip() for name in rows[0]] if rows else []
+    if _is_head(head, columns, beside):
+        rows = rows[1:]
         wanted = columns or ([name for name in head if name not in beside] if beside else ())
         rows = _by_name(source, head, rows, wanted) if wanted else rows
     if not rows:
@@ -85,6 +86,13 @@ def _csv(source: Path, columns: Sequence[str], beside: Sequence[str] = ()) -> np
         if len(row) != len(rows[0]) or not all(map(_is_number, row)):
             raise InputError(f"{source}: data row {number} is not {len(rows[0])} numbers: {','.join(row)[:60]}")
     return np.array(rows, dtype=np.float64)
+
+
+def _is_head(fields: Sequence[str], columns: Sequence[str], beside: Sequence[str]) -> bool:
+    """Whether a first line holds names; numbers with a gap among them are a row."""
+    if any(fields) and not any(map(_is_number, fields)):
+        return True
+    return (bool(columns) and {*columns} <= {*fields}) or not {*beside}.isdisjoint(fields)
 
 
 def _by_name(source: Path, head: list[str], rows: list[list[str]], columns: Sequence[str]) -> list[list[str]]:
