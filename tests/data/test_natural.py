@@ -144,7 +144,7 @@ def test_a_site_that_is_left_out_is_the_test_set():
     assert set(rest.data.x[rest.train.flat].flatten().tolist()) == {0.0, 2.0}
     assert rest.data.test_x.unique().tolist() == [1.0]
     assert (len(rest.data.test_x), rest.test.sizes.tolist()) == (8, [0, 0])
-    with pytest.raises(ValueError, match="no client 3: give a number from 0 to 2"):
+    with pytest.raises(ValueError, match="no client 3 to leave out: give a number from 0 to 2"):
         clients.without(3)
     with pytest.raises(ValueError, match="leaves nobody to train"):
         from_clients(pairs[:1]).without(0)
@@ -154,7 +154,7 @@ def test_an_experiment_leaves_a_site_out(home):
     write_patients(home)
     x = Experiment(data="heart-disease", partition="natural", clients=4, leave_out="va")
     assert clients_of(x).names == SITES[:3]
-    with pytest.raises(InputError, match="leave_out: no client 'vaa'"):
+    with pytest.raises(InputError, match="no client 'vaa' to leave out: give a number from 0 to 3"):
         clients_of(Experiment(data="heart-disease", partition="natural", clients=4, leave_out="vaa"))
 
 

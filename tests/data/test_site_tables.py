@@ -284,6 +284,19 @@ def test_nothing_is_fitted_on_a_site_that_is_left_out(folder):
         assert len(both) == 2
 
 
+@pytest.mark.parametrize(("left_out", "fitted"), [(1, ("1", "3")), ("1", ("2", "3")), (0, ("2", "3"))])
+def test_a_number_is_a_place_and_a_text_a_name(left_out, fitted):
+    sites = {name: {"x": np.arange(4.0), "y": ["a", "b"] * 2} for name in ("1", "2", "3")}
+    clients = fb.data.from_tables(sites, "y", test=0.0, left_out=left_out)
+    assert clients.data.coding.sites == fitted == clients.without(left_out).names
+
+
+@pytest.mark.parametrize(("left_out", "says"), [("north", "north is the only site"), ("nort", "no client 'nort'")])
+def test_a_site_that_cannot_be_left_out(folder, left_out, says):
+    with pytest.raises(InputError, match=says):
+        fb.data.from_tables(folder / "north.csv", "ill", test=0.0, left_out=left_out)
+
+
 def test_labels_outside_the_agreed_ones(folder):
     write(folder, south=[HEAD, *SOUTH, "30,f,2024-01-01,low,maybe"])
     with pytest.raises(InputError, match=r"site south, target 'ill': label 'maybe' \(row 5, 1 in all\) is none of the"):

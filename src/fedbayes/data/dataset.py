@@ -1,6 +1,6 @@
 """A data set and its spread over clients: the arrays are held once, a client is row numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedbayes.data.partition import Partition, Shares, natural
 from fedbayes.data.preparation import AS_STORED, Preparation, Scale
 from fedbayes.data.ragged import Ragged
 from fedbayes.data.survival import check_targets
+from fedbayes.errors import InputError
 
 Dealer = Partition | Callable[[np.ndarray, int, np.random.Generator], Any]
 
@@ -171,7 +172,7 @@ class Clients:
 
     def without(self, client: int | str) -> "Clients":
         """The others alone, tested on all rows of one client that does not take part; a number or a name."""
-        k = self._number(client)
+        k = place_of(client, self.names, len(self))
         if len(self) < 2:
             raise ValueError("leaving out the only client leaves nobody to train: there must be at least two")
         data, own, tested = self.data, self.train[k], self.test[k]
@@ -185,14 +186,6 @@ class Clients:
         nothing = Ragged.of_sizes(np.zeros(0, np.int64), np.zeros(len(rest), np.int64))
         names = tuple(self.names[i] for i in rest) if self.names else ()
         return replace(self, data=data, train=Ragged.of_lists([self.train[i] for i in rest]), test=nothing, names=names)
-
-    def _number(self, client: int | str) -> int:
-        if isinstance(client, str) and client in self.names:
-            return self.names.index(client)
-        if not str(client).isdecimal() or int(client) >= len(self):
-            known = f", or one of {', '.join(self.names[:8])}" if self.names else ""
-            raise ValueError(f"no client {client!r}: give a number from 0 to {len(self) - 1}{known}")
-        return int(client)
 
     def at_server(self) -> "Clients":
         """One client that holds the server's rows, and no test rows: training before the federation begins."""
@@ -281,6 +274,16 @@ def _own_test_rows(data: Dataset, rows: Ragged) -> Ragged:
     rows_with_home = (home >= 0).nonzero().flatten()
     flat = rows_with_home[home[rows_with_home].argsort(stable=True)]
     return Ragged.of_sizes(flat.numpy(), torch.bincount(home[rows_with_home], minlength=len(rows)).numpy())
+
+
+def place_of(client: int | str, names: Sequence[str], count: int) -> int:
+    """The number of a client to leave out, given by number or name: 1 is the second, "1" the one of that name."""
+    if isinstance(client, str) and client in names:
+        return list(names).index(client)
+    if not str(client).isdecimal() or int(client) >= count:
+        known = f", or one of {', '.join(names[:8])}" if names else ""
+        raise InputError(f"no client {client!r} to leave out: give a number from 0 to {count - 1}{known}")
+    return int(client)
 
 
 def check_arrays(x: Tensor, y: Tensor, kind: str, classes: int, where: str) -> None:

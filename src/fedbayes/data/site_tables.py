@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedbayes.data.agreement import Labels, agree, class_by_value
 from fedbayes.data.coding import FILLS, SCALES, SITE, Agreed, Coding, read_coding
-from fedbayes.data.dataset import Clients, Dataset
+from fedbayes.data.dataset import Clients, Dataset, place_of
 from fedbayes.data.frames import BLANKS, SiteTable, table_of
 from fedbayes.data.own import kind_of
 from fedbayes.data.partition import natural
@@ -89,9 +89,11 @@ def from_tables(
     if not parts:
         raise InputError("no site is left: each has one row or one class; give thin='keep'")
     if coding is None:
-        fitted = [
-            train for k, (train, _) in enumerate(parts) if left_out is None or str(left_out) not in (train.site, str(k))
-        ]
+        names = [train.site for train, _ in parts]
+        gone = None if left_out is None else place_of(left_out, names, len(names))
+        fitted = [train for k, (train, _) in enumerate(parts) if k != gone]
+        if not fitted:
+            raise InputError(f"{names[0]} is the only site; without it nothing is left to fit on: add a site")
         coding = agree([summarise(train, target, how.kinds, how.kind == "classes") for train in fitted], how)
     return _clients(parts, coding, name)
 
