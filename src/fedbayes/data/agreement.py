@@ -114,7 +114,7 @@ def check_columns(summaries: Sequence[SiteSummary]) -> None:
 def check_kinds(name: str, summaries: Sequence[SiteSummary]) -> None:
     """Refuse a column that is of one kind here and of another there."""
     kinds = {site.site: site.columns[name].kind for site in summaries if site.columns[name].kind != EMPTY}
-    if not kinds:
+    if not kinds or all(site.columns[name].missing == site.columns[name].rows for site in summaries):
         raise InputError(
             f"column {name!r} has no value at any site ({', '.join(s.site for s in summaries)}); drop = [{name!r}]"
         )

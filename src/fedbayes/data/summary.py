@@ -23,6 +23,7 @@ KINDS = {
     CATEGORY: "one of some values, a column for each",
 }
 GROWTH = math.log(1.01)  # widths of the bins by which medians are found: one in a hundred
+LARGEST = 1e100  # of a number: the squares of larger ones, in a sum, are none that float64 holds
 MOST_VALUES = 100  # of a category: more are names or numbers of patients
 ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ][\d:.]+)?(Z|[+-]\d\d:?\d\d)?")
 OTHER_DATE = re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[./]\d{1,2}[./]\d{1,2}")
@@ -225,7 +226,7 @@ def numbers_of(values: Values, kind: str, where: str) -> np.ndarray:
         if np.isinf(values.data).any():
             row = int(np.isinf(values.data).argmax()) + 1
             raise InputError(f"{where}: the value of row {row} is infinite; mend it, or leave it empty")
-        return values.data
+        return _bounded(values.data, where)
     read = _days if kind == DATE else _number
     numbers = np.full(len(values.data), np.nan)
     for row, word in enumerate(values.data.tolist()):
@@ -239,6 +240,15 @@ def numbers_of(values: Values, kind: str, where: str) -> np.ndarray:
                 "what the column is"
             )
         numbers[row] = number
+    return _bounded(numbers, where)
+
+
+def _bounded(numbers: np.ndarray, where: str) -> np.ndarray:
+    huge = numbers[np.abs(numbers) > LARGEST]
+    if len(huge):
+        raise InputError(
+            f"{where}: {huge[0]:g} is no measurement, numbers may have up to {LARGEST:g}; mend it, or leave it empty"
+        )
     return numbers
 
 
