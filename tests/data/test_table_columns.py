@@ -1,9 +1,10 @@
-"""Columns of tables: what no number can be made of is refused by one line that names the column, and codes stay apart."""
+"""Columns of tables: what no number can be made of is refused by a line that names the column; codes stay apart."""
 
 import numpy as np
 import pytest
 
 import fedbayes as fb
+from fedbayes.data.values import canonical
 from fedbayes.errors import InputError
 
 LABELS = ["no", "yes"] * 5
@@ -29,3 +30,30 @@ def test_numbers_whose_squares_are_none_are_refused(size, kind):
     says = r"site north, column 'age': -?1e\+\d+ is no measurement, .*; mend it, or leave"
     with pytest.raises(InputError, match=says):
         fb.data.from_tables(tables(age=[*range(9), size]), "ill", kinds=kinds, test=0.0)
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        *((word, "1") for word in (1, 1.0, True, "1", "1.0", "1.", "+1", "01", " 1 ")),
+        *((word, "0") for word in (0, -0.0, "-0", "00", "0.0")),
+        *((word, "-120") for word in (-120, "-120.00")),
+        *((word, word) for word in ("1E2", "1e0", "2_0", "1_000", "0x1", "1.5", "1.50", "inf", "A1", "")),
+        ("9007199254740993", "9007199254740993"),
+        ("1" * 5000, "1" * 5000),
+        (2**2000, str(2**2000)),
+        (1.5, "1.5"),
+        (None, None),
+        (float("nan"), None),
+    ],
+)
+def test_categories_are_one_where_they_are_the_same_decimal(word, code):
+    assert canonical(np.array([word], object)).tolist() == [code]
+
+
+def test_codes_with_underscores_are_no_numbers():
+    ward = ["1_2", "3_4"] * 5
+    coding = fb.data.from_tables(tables(ward=ward), "ill", test=0.0).data.coding
+    assert coding.columns[0].values == ("1_2", "3_4")
+    with pytest.raises(InputError, match=r"column 'ward': '1_2' \(row 1\) is not a number"):
+        fb.data.from_tables(tables(ward=ward), "ill", kinds={"ward": "number"}, test=0.0)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedbayes.data.interchange import columns_of
 from fedbayes.data.lists import columns_of_lists, has_lists
-from fedbayes.data.values import Values, canonical, texts
+from fedbayes.data.values import Values, canonical, is_number, texts
 from fedbayes.errors import InputError
 from fedbayes.files import memory, reading, size_of
 
@@ -146,7 +146,7 @@ def _text_file(path: Path, head: Sequence[str], blanks: tuple[str, ...]) -> dict
             file.seek(0)
             lines = [line for line in csv.reader(file, delimiter=max(",;\t", key=first.count)) if any(line)]
     names = list(head) or [name.strip() for name in (lines.pop(0) if lines else [])]
-    if lines and not head and all(_is_number(name) for name in names):
+    if lines and not head and all(is_number(name) for name in names):
         raise InputError(f"{path} has no line of names at its top; give columns=[...], the names of its columns")
     twice = [name for i, name in enumerate(names) if name in names[:i]]
     if twice or "" in names:
@@ -159,14 +159,6 @@ def _text_file(path: Path, head: Sequence[str], blanks: tuple[str, ...]) -> dict
     blank = set(blanks)
     words = [[None if (word := field.strip()) in blank else word for field in line] for line in lines]
     return {name: Values(texts([line[j] for line in words])) for j, name in enumerate(names)}
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _plain(values: np.ndarray, name: str, blanks: tuple[str, ...]) -> Values:

@@ -16,6 +16,7 @@ from fedbayes.data.dataset import Dataset
 from fedbayes.data.fields import Fields
 from fedbayes.data.frames import SiteTable, table_of
 from fedbayes.data.site_tables import coded
+from fedbayes.data.values import is_number
 from fedbayes.errors import InputError
 from fedbayes.files import array_in, arrays_in, is_archive, memory, reading, size_of
 
@@ -83,14 +84,14 @@ def _csv(source: Path, columns: Sequence[str], beside: Sequence[str] = ()) -> np
     if not rows:
         raise InputError(f"{source} has no rows of numbers")
     for number, row in enumerate(rows, 1):
-        if len(row) != len(rows[0]) or not all(map(_is_number, row)):
+        if len(row) != len(rows[0]) or not all(map(is_number, row)):
             raise InputError(f"{source}: data row {number} is not {len(rows[0])} numbers: {','.join(row)[:60]}")
     return np.array(rows, dtype=np.float64)
 
 
 def _is_head(fields: Sequence[str], columns: Sequence[str], beside: Sequence[str]) -> bool:
     """Whether a first line holds names; numbers with a gap among them are a row."""
-    if any(fields) and not any(map(_is_number, fields)):
+    if any(fields) and not any(map(is_number, fields)):
         return True
     return (bool(columns) and {*columns} <= {*fields}) or not {*beside}.isdisjoint(fields)
 
@@ -106,11 +107,3 @@ def _by_name(source: Path, head: list[str], rows: list[list[str]], columns: Sequ
             raise InputError(f"{source}: data row {number} has {len(row)} fields under {len(head)} columns")
     places = [head.index(name) for name in columns]
     return [[row[i] for i in places] for row in rows]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

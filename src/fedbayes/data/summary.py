@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbayes.data.frames import SiteTable
-from fedbayes.data.values import Values, canonical
+from fedbayes.data.values import Values, canonical, is_number
 from fedbayes.errors import InputError, shown
 
 NUMBER, DATE, ORDERED, CATEGORY, EMPTY = "number", "date", "ordered", "category", "empty"
@@ -211,10 +211,7 @@ def _kind(values: Values, told: str | Sequence[str] | None, where: str) -> tuple
 
 
 def _number(word: str) -> float | None:
-    try:
-        value = float(word)
-    except ValueError:
-        return None
+    value = float(word) if is_number(word) else math.nan
     return value if math.isfinite(value) else None
 
 

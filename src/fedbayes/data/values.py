@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+WHOLE = re.compile(r"([+-]?)(\d+)(?:\.0*)?", re.ASCII)  # a whole number as tables have it, with or without a point
 
 
 class Values(NamedTuple):
@@ -27,15 +30,32 @@ def texts(words: Sequence[str | None]) -> np.ndarray:
 
 
 def canonical(values: np.ndarray) -> np.ndarray:
-    """Values as texts by which categories are told apart: 1, 1.0 and "1.0" are all "1"; None where one is missing."""
+    """Values as texts by which categories are told apart: 1, 1.0 and "1.0" are all "1"; None where one is missing.
+
+    Codes such as 1E2 and 1_0 are texts of their own, whatever Python takes them for.
+    """
     return texts([_word(v) for v in values.tolist()])
 
 
 def _word(value: Any) -> str | None:
     if value is None or value != value:
         return None
+    if isinstance(value, str):
+        if not (whole := WHOLE.fullmatch(value.strip())):
+            return value
+        digits = whole[2].lstrip("0")
+        return f"{'-' if whole[1] == '-' else ''}{digits}" if digits else "0"
     try:
         number = float(value)
         return str(int(number)) if number.is_integer() else str(value)
     except (ValueError, OverflowError):
         return str(value)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number, as tables have them; 1_000 is one in Python alone."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
