@@ -168,3 +168,9 @@ def test_bad_tables(tmp_path, text, options, says):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ValueError, match=says):
         from_csv(tmp_path / "t.csv", **options)
+
+
+def test_whole_numbers_may_be_many_classes_but_not_a_million():
+    assert from_arrays(np.zeros((100, 2)), np.arange(100)).classes == 100
+    with pytest.raises(ValueError, match="label 2000000 would make 2000001 classes: number the classes from 0"):
+        from_arrays(np.zeros((1, 2)), np.array([2_000_000]))

@@ -200,7 +200,7 @@ def _inputs(values: Any, *, double: bool) -> Tensor:
     return x.contiguous() if x.dtype == torch.uint8 else x.long()
 
 
-MOST_CLASSES = 20  # floating targets with more values than this are taken for a regression
+FEW_VALUES = 20  # floating targets with more values than this are taken for a regression
 
 
 def kind_of(targets: Sequence[Tensor]) -> str:
@@ -215,7 +215,7 @@ def kind_of(targets: Sequence[Tensor]) -> str:
         return "classes" if first.ndim == 1 else "labels"
     values = torch.cat([y.double().flatten() for y in targets]).unique()
     count = len(values)
-    numbered = 2 <= count <= MOST_CLASSES and torch.equal(values, torch.arange(count, dtype=torch.float64))
+    numbered = 2 <= count <= FEW_VALUES and torch.equal(values, torch.arange(count, dtype=torch.float64))
     if numbered and sum(y.numel() for y in targets) > 2 * count:
         raise ValueError(
             f"y holds the floating numbers 0 to {count - 1}, which may be classes or measurements: say kind='classes' "
