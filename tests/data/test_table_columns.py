@@ -57,3 +57,31 @@ def test_codes_with_underscores_are_no_numbers():
     assert coding.columns[0].values == ("1_2", "3_4")
     with pytest.raises(InputError, match=r"column 'ward': '1_2' \(row 1\) is not a number"):
         fb.data.from_tables(tables(ward=ward), "ill", kinds={"ward": "number"}, test=0.0)
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [([0, 1], "0 and 1"), ([1, 2], "1 and 2"), ([-1, 1], "-1 and 1"), ([1, 2, 3], "1 to 3"), ([0, 1, 2, 3], "0 to 3")],
+)
+@pytest.mark.parametrize("kind", [float, str])
+def test_few_whole_numbers_as_target_are_asked_about(y, said, kind):
+    sites = {site: {"age": np.arange(60.0), "ill": np.array([*map(kind, y)] * (60 // len(y)))} for site in ("a", "b")}
+    says = f"target 'ill' holds the whole numbers {said}, which may be classes or measurements; say kind = "
+    with pytest.raises(InputError, match=says):
+        fb.data.from_tables(sites, "ill")
+    for kind in ("classes", "real"):
+        assert fb.data.from_tables(sites, "ill", kind=kind).data.kind == kind
+
+
+@pytest.mark.parametrize("y", [range(20), range(40, 61), [1, 2, 2.5] * 4, [10, 20, 30] * 4, [5] * 9, ["1", "", "1.5"]])
+def test_other_numbers_as_target_are_measurements(y):
+    sites = {"a": {"age": np.arange(float(len(y))), "cost": list(y)}}
+    assert fb.data.summary_of(sites, "cost", test=0.0)[0].target.kind == "number"
+
+
+def test_a_target_beyond_all_bounds_is_no_class():
+    sites = tables(age=range(10), dose=range(10))
+    for size, says in (("1e200", "1e\\+200 is no measurement"), (np.inf, "the value of row 10 is infinite")):
+        sites["south"]["age"] = [*range(9), size]
+        with pytest.raises(InputError, match=f"site south, target 'age': {says}"):
+            fb.data.from_tables(sites, "age", test=0.0)

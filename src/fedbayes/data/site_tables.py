@@ -17,13 +17,13 @@ from fedbayes.data.agreement import Labels, agree, class_by_value
 from fedbayes.data.coding import FILLS, SCALES, SITE, Agreed, Coding, read_coding
 from fedbayes.data.dataset import Clients, Dataset, place_of
 from fedbayes.data.frames import BLANKS, SiteTable, table_of
-from fedbayes.data.own import kind_of
+from fedbayes.data.own import FEW_VALUES
 from fedbayes.data.partition import natural
 from fedbayes.data.preparation import Scale
 from fedbayes.data.ragged import Ragged
 from fedbayes.data.reading import Reading, check_values
 from fedbayes.data.summary import SiteSummary, Told, numbers_of, summarise
-from fedbayes.data.values import canonical
+from fedbayes.data.values import canonical, is_number
 from fedbayes.errors import InputError, shown, unknown
 
 THIN = {"refuse": "an error", "keep": "trained with all the same", "drop": "left out, with a warning"}
@@ -172,15 +172,21 @@ def _how(
 
 
 def _target_kind(tables: Sequence[SiteTable], target: str) -> str:
-    """Words are classes, numbers real; numbers that may be either are refused."""
-    try:
-        numbers = np.concatenate([numbers_of(table.columns[target], "number", "") for table in tables])
-    except InputError:
+    """Words are classes, numbers real; few whole numbers may be either and are refused."""
+    parts = [(table.columns[target], f"site {table.site}, target {target!r}") for table in tables]
+    if any(word is not None and not is_number(word) for v, _ in parts if v.data.dtype == object for word in v.data):
         return "classes"
-    try:
-        return kind_of([torch.from_numpy(numbers[~np.isnan(numbers)])])
-    except ValueError as error:
-        raise InputError(f"target {target!r}: {error}") from error
+    numbers = np.concatenate([numbers_of(values, "number", where) for values, where in parts])
+    held = numbers[~np.isnan(numbers)]
+    values = np.unique(held)
+    few = 2 <= len(values) <= FEW_VALUES and len(held) > 2 * len(values)
+    if few and (values == values.round()).all() and (len(values) == 2 or (np.diff(values) == 1).all()):
+        raise InputError(
+            f"target {target!r} holds the whole numbers {values[0]:g} {'and' if len(values) == 2 else 'to'} "
+            f'{values[-1]:g}, which may be classes or measurements; say kind = "classes" or kind = "real" (in an '
+            "experiment file under [data_options])"
+        )
+    return "real"
 
 
 def _apart(tables: Sequence[SiteTable], tests: Sequence[SiteTable]) -> list[tuple[SiteTable, SiteTable]]:
