@@ -117,6 +117,17 @@ def test_the_split_is_drawn_by_class_at_each_site_alone():
     assert not torch.equal(fb.data.from_tables(sites, "y", seed=4).data.test_x, both.data.test_x)
 
 
+@pytest.mark.parametrize("labels", [None, {"well": ["no", "a cold"], "ill": ["yes"], "unsure": ["zmaybe"]}])
+def test_a_class_of_one_row_is_trained_on(labels):
+    table = {"x": np.arange(48.0), "y": np.array(["no"] * 24 + ["yes"] * 23 + ["zmaybe"])}  # the last of 48 is drawn
+    for seed in (None, 0, 1):
+        clients = fb.data.from_tables({"a": table}, "y", seed=seed, labels=labels)
+        assert clients.label_counts().tolist() == [[19, 19, 1]]
+        said = fb.data.summary_of({"a": table}, "y", seed=seed, labels=labels)
+        coding = fb.data.agree_on(said, "y", labels=labels)
+        assert torch.equal(fb.data.from_tables({"a": table}, coding=coding, seed=seed).data.x, clients.data.x)
+
+
 def test_labels_may_be_sets_of_values():
     table = {"x": np.arange(6.0), "grade": np.array([0, 1.0, 2, 0, 4, 3])}
     clients = fb.data.from_tables({"a": table}, "grade", labels={"healthy": [0], "ill": [1, 2, 3, 4]}, test=0.0)

@@ -210,7 +210,10 @@ def _split(
 
 
 def _test_rows(table: SiteTable, how: Agreed, share: float, seed: int | None) -> np.ndarray:
-    """True for a share of a site's rows, of each class the same; a site draws by its own name, so that it can alone."""
+    """True for a share of a site's rows, of each class the same, but not all of one.
+
+    A site draws by its own name, so that it can alone.
+    """
     order = np.arange(table.rows)
     if seed is not None:
         order = np.random.default_rng([seed, zlib.crc32(table.site.encode())]).permutation(order)
@@ -221,6 +224,11 @@ def _test_rows(table: SiteTable, how: Agreed, share: float, seed: int | None) ->
     rows[order] = np.diff(np.floor(np.arange(table.rows + 1) * share + 0.5)) > 0
     if rows.all():
         rows[order[:1]] = False
+    if how.kind == "classes":
+        classes = [(how.labels or {}).get(word, word) for word in words[order]]
+        _, first, place = np.unique(classes, return_index=True, return_inverse=True)
+        whole = np.bincount(place, ~rows[order]) == 0
+        rows[order[first[whole]]] = False
     return rows
 
 
