@@ -285,6 +285,18 @@ def test_a_site_may_be_a_column_of_its_own(folder):
     torch.testing.assert_close(again.data.x, clients.data.x, equal_nan=True)
 
 
+def test_a_column_called_site_is_one_as_others(folder):
+    """Whether it is the network's way to know the site is said by the option, not by what the column holds."""
+    for site, rows in (("north", NORTH), ("south", SOUTH)):
+        write(folder, **{site: [f"site,{HEAD}", *(f"{site},{row}" for row in rows)]})
+    clients = fb.data.from_tables(folder, "ill", test=0.0)
+    coding = clients.data.coding
+    assert (coding.site_effects, coding.columns[0].values) == (False, ("north", "south"))
+    again = fb.data.from_tables(folder, test=0.0, coding=coding)
+    assert again.data.coding == coding
+    assert fb.data.agree_on(fb.data.summary_of(folder, "ill", test=0.0), "ill") == coding
+
+
 def test_nothing_is_fitted_on_a_site_that_is_left_out(folder):
     alone = fb.data.from_tables(folder / "north.csv", "ill", test=0.0).data.coding.columns
     for left_out in ("south", 1):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.data.coding import LONGEST, SITE, Agreed, Coding, Column
+from fedbayes.data.coding import LONGEST, Agreed, Coding, Column
 from fedbayes.data.summary import (
     CATEGORY,
     EMPTY,
@@ -58,7 +58,7 @@ def agree(summaries: Sequence[SiteSummary], how: Agreed) -> Coding:
         tuple(site.site for site in summaries),
         tuple(tuple(per) for per in scales),
         (target.moments.mean, target.moments.deviation) if how.kind == "real" else None,
-        all(SITE in site.columns and list(site.columns[SITE].counts) == [site.site] for site in summaries),
+        all(site.site_effects for site in summaries),
     )
 
 

@@ -94,7 +94,8 @@ def from_tables(
         fitted = [train for k, (train, _) in enumerate(parts) if k != gone]
         if not fitted:
             raise InputError(f"{names[0]} is the only site; without it nothing is left to fit on: add a site")
-        coding = agree([summarise(train, target, how.kinds, how.kind == "classes") for train in fitted], how)
+        told = (target, how.kinds, how.kind == "classes", effects)
+        coding = agree([summarise(train, *told) for train in fitted], how)
     return _clients(parts, coding, name)
 
 
@@ -119,7 +120,7 @@ def summary_of(
         return [summarise(table, None, kinds or {}, False) for table in tables]
     how = _how(tables, read, kinds, labels, kind, "federation")
     parts = _split(tables, how, test, seed)
-    return [summarise(train, target, how.kinds, how.kind == "classes") for train, _ in parts]
+    return [summarise(train, target, how.kinds, how.kind == "classes", read.site_effects) for train, _ in parts]
 
 
 def blank(coding: Coding | str | Path, name: str = "tables") -> Dataset:

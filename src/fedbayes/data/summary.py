@@ -125,6 +125,7 @@ class SiteSummary:
     rows: int
     columns: Mapping[str, ColumnSummary]
     target: ColumnSummary
+    site_effects: bool = False  # whether the column `site` was made of the site's name
 
     def as_table(self) -> dict[str, Any]:
         """Plain values, as a file holds them; `from_table` is the inverse."""
@@ -133,7 +134,8 @@ class SiteSummary:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> SiteSummary:
         columns = {str(name): _column_of(row) for name, row in table["columns"].items()}
-        return cls(str(table["site"]), int(table["rows"]), columns, _column_of(table["target"]))
+        effects = table.get("site_effects") is True
+        return cls(str(table["site"]), int(table["rows"]), columns, _column_of(table["target"]), effects)
 
 
 def _column_of(row: Mapping[str, Any]) -> ColumnSummary:
@@ -154,7 +156,9 @@ def _column_of(row: Mapping[str, Any]) -> ColumnSummary:
 Told = Mapping[str, str | Sequence[str]]  # kinds that the user names; a list is an ordered column's values
 
 
-def summarise(table: SiteTable, target: str | None, kinds: Told, classes: bool) -> SiteSummary:
+def summarise(
+    table: SiteTable, target: str | None, kinds: Told, classes: bool, site_effects: bool = False
+) -> SiteSummary:
     """The statistics of a site's training rows; `classes`: whether targets are counted or measured."""
     columns = {
         name: column_summary(v, kinds.get(name), f"site {table.site}, column {name!r}")
@@ -165,7 +169,8 @@ def summarise(table: SiteTable, target: str | None, kinds: Told, classes: bool) 
         return SiteSummary(table.site, table.rows, columns, ColumnSummary(EMPTY, table.rows))
     where = f"site {table.site}, target {target!r}"
     told = CATEGORY if classes else NUMBER
-    return SiteSummary(table.site, table.rows, columns, column_summary(table.columns[target], told, where))
+    targets = column_summary(table.columns[target], told, where)
+    return SiteSummary(table.site, table.rows, columns, targets, site_effects)
 
 
 def column_summary(values: Values, told: str | Sequence[str] | None, where: str) -> ColumnSummary:
