@@ -107,6 +107,19 @@ def test_a_site_column_and_one_file_per_site_are_the_same(folder, tmp_path_facto
     torch.testing.assert_close(mapped.data.target_scale.undo(mapped.data.y)[:, 0], torch.tensor([0.5, 2.5, 1.5, 3.5]))
 
 
+def test_files_of_the_same_sites_have_the_same_columns(tmp_path):
+    rows = [[f"{i},{'ab'[i % 2]},{('no', 'yes')[i // 2 % 2]}" for i in range(8 * k, 8 * k + 8)] for k in (0, 1)]
+    write(tmp_path, y2023=["age,who,ill", *rows[0]], y2024=["age,who,ill,dose", *(f"{row},1" for row in rows[1])])
+    (tmp_path / "again").mkdir()
+    write(tmp_path / "again", y2023=["age,who,ill,dose", *(f"{row},1" for row in rows[1])])
+    for sites, other in ((tmp_path, "y2024"), ([tmp_path / "y2023.csv", tmp_path / "again/y2023.csv"], "y2023")):
+        with pytest.raises(InputError, match=f"table y2023 has no column 'dose', which table {other} has; add it"):
+            fb.data.from_tables(sites, "ill", site="who", test=0.0)
+    clients = fb.data.from_tables(tmp_path, "ill", site="who", drop=["dose"], test=0.0)
+    assert (clients.names, clients.sizes.tolist(), clients.data.columns) == (("a", "b"), [8, 8], ("age",))
+    assert clients.data.x[clients.train_rows(1)].flatten().tolist() == [1.0, 3, 5, 7, 9, 11, 13, 15]
+
+
 def test_the_split_is_drawn_by_class_at_each_site_alone():
     random = np.random.default_rng(0)
     sites = {s: {"x": random.normal(size=50), "y": np.array(["a"] * 40 + ["b"] * 10)} for s in ("one", "two")}

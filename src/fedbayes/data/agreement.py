@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.data.coding import LONGEST, Agreed, Coding, Column
+from fedbayes.data.frames import refuse_other_columns
 from fedbayes.data.summary import (
     CATEGORY,
     EMPTY,
@@ -27,7 +28,7 @@ from fedbayes.files import reading, text_of, write_atomically
 
 def agree(summaries: Sequence[SiteSummary], how: Agreed) -> Coding:
     """The coding that follows from the statistics of all sites."""
-    check_columns(summaries)
+    refuse_other_columns("site", [(site.site, site.columns) for site in summaries])
     first, *others = summaries
     columns, moments = [], []
     for name in first.columns:
@@ -91,24 +92,6 @@ def _in_order(word: str) -> tuple[int, float, str]:
         return 0, float(word), word
     except ValueError:
         return 1, 0.0, word
-
-
-def check_columns(summaries: Sequence[SiteSummary]) -> None:
-    """Refuse sites that do not have the same columns."""
-    first = summaries[0]
-    for site in summaries[1:]:
-        for name in first.columns:
-            if name not in site.columns:
-                raise InputError(
-                    f"site {site.site} has no column {name!r}, which site {first.site} has; add it there (an empty "
-                    f"field is a missing value), or drop it everywhere: drop = [{name!r}]"
-                )
-        for name in site.columns:
-            if name not in first.columns:
-                raise InputError(
-                    f"site {first.site} has no column {name!r}, which site {site.site} has; add it there (an empty "
-                    f"field is a missing value), or drop it everywhere: drop = [{name!r}]"
-                )
 
 
 def check_kinds(name: str, summaries: Sequence[SiteSummary]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import glob
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 from fedbayes.data.interchange import columns_of
 from fedbayes.data.lists import columns_of_lists, has_lists
 from fedbayes.data.values import Values, canonical, is_number, texts
-from fedbayes.errors import InputError
+from fedbayes.errors import InputError, unknown
 from fedbayes.files import memory, reading, size_of
 
 BLANKS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")  # texts that stand for a missing value
@@ -39,17 +39,29 @@ class SiteTable(NamedTuple):
 
 
 def site_tables(
-    sites: Any, *, site: str | None = None, columns: Sequence[str] = (), blanks: Sequence[str] = BLANKS
+    sites: Any,
+    *,
+    site: str | None = None,
+    columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    blanks: Sequence[str] = BLANKS,
 ) -> list[SiteTable]:
     """The tables of all sites, in the order of their names, or of a list or mapping.
 
     `sites` is a folder, a pattern (`sites/*.csv`), a file or a data frame, a list of files, or a mapping from names to
-    files or frames. `site` names the column that says whose a row is; `columns` is the head of files that have none.
+    files or frames. `site` names the column that says whose a row is; `columns` is the head of files that have none,
+    `drop` what is left out of all.
     """
     tables = [
         SiteTable(name, _checked(name, _columns(source, columns, tuple(blanks)))) for name, source in _sources(sites)
     ]
+    known = {name for table in tables for name in table.columns}
+    for name in drop:
+        if name not in known:
+            raise unknown("column to drop", name, known)
+    tables = [t._replace(columns={n: v for n, v in t.columns.items() if n not in drop}) for t in tables]
     if site is not None:
+        refuse_other_columns("table", [(t.site, [name for name in t.columns if name != site]) for t in tables])
         tables = [part for table in tables for part in _by_column(table, site)]
         merged: dict[str, list[SiteTable]] = {}
         for table in tables:
@@ -60,6 +72,19 @@ def site_tables(
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"two tables are called {twice!r}; give a mapping from names of sites to tables")
     return tables
+
+
+def refuse_other_columns(what: str, columns: Sequence[tuple[str, Collection[str]]]) -> None:
+    """Refuse sites, or tables, that do not have the same columns."""
+    (first, wanted), *others = columns
+    for other, held in others:
+        pairs = ((other, held, first, wanted), (first, wanted, other, held))
+        for lacks, short, has, long in pairs:
+            if (name := next((name for name in long if name not in short), None)) is not None:
+                raise InputError(
+                    f"{what} {lacks} has no column {name!r}, which {what} {has} has; add it there (an empty field is "
+                    f"a missing value), or drop it everywhere: drop = [{name!r}]"
+                )
 
 
 def table_of(source: Any, columns: Sequence[str] = (), blanks: Sequence[str] = BLANKS, name: str = "") -> SiteTable:
@@ -189,8 +214,10 @@ def _by_column(table: SiteTable, site: str) -> Iterator[SiteTable]:
 def _joined(parts: Sequence[SiteTable]) -> SiteTable:
     if len(parts) == 1:
         return parts[0]
-    names = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
-    columns = {n: parts[0].columns[n]._replace(data=np.concatenate([p.columns[n].data for p in parts])) for n in names}
+    columns = {
+        name: values._replace(data=np.concatenate([part.columns[name].data for part in parts]))
+        for name, values in parts[0].columns.items()
+    }
     return parts[0]._replace(columns=columns)
 
 

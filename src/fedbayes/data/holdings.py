@@ -13,7 +13,8 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from fedbayes.data.agreement import check_columns, check_kinds
+from fedbayes.data.agreement import check_kinds
+from fedbayes.data.frames import refuse_other_columns
 from fedbayes.data.summary import CATEGORY, EMPTY, ORDERED, ColumnSummary, SiteSummary
 
 FEW = 6  # different whole numbers at most in a column that may be a category
@@ -31,7 +32,7 @@ class Holdings(NamedTuple):
 
 def holdings(sites: Sequence[SiteSummary], labels: Mapping[str, str] | None = None) -> Holdings:
     """Sites side by side; tables that do not fit together are refused by site and column."""
-    check_columns(sites)
+    refuse_other_columns("site", [(site.site, site.columns) for site in sites])
     names = list(sites[0].columns)
     for name in names:
         check_kinds(name, sites)

@@ -11,7 +11,7 @@ from fedbayes.data.coding import SITE, Agreed, checked_labels, refuse_gaps
 from fedbayes.data.frames import BLANKS, SiteTable, site_tables
 from fedbayes.data.summary import CATEGORY, DATE, NUMBER, numbers_of
 from fedbayes.data.values import Values, canonical, texts
-from fedbayes.errors import InputError, unknown
+from fedbayes.errors import InputError
 
 
 class Reading(NamedTuple):
@@ -27,12 +27,7 @@ class Reading(NamedTuple):
 
     def tables(self, sites: Any) -> list[SiteTable]:
         """The tables of all sites, with the target and at least one column beside it."""
-        tables = site_tables(sites, site=self.site, columns=self.columns, blanks=self.blanks)
-        known = {name for table in tables for name in table.columns}
-        for name in self.drop:
-            if name not in known:
-                raise unknown("column to drop", name, known)
-        tables = [t._replace(columns={n: v for n, v in t.columns.items() if n not in self.drop}) for t in tables]
+        tables = site_tables(sites, site=self.site, columns=self.columns, drop=self.drop, blanks=self.blanks)
         for table in tables:
             held = ", ".join(table.columns)
             if self.target is not None and self.target not in table.columns:
