@@ -252,6 +252,14 @@ WRONG = {
         {"south": [HEAD, *SOUTH, "30,f,31.05.2024,low,yes"]},
         "site south, column 'seen': '31.05.2024' looks like a date; write dates as 2024-05-31",
     ),
+    "a decimal comma": (
+        {"south": [HEAD.replace(",", ";"), *(f"0,5;{row.partition(',')[2].replace(',', ';')}" for row in SOUTH)]},
+        "site south, column 'age': '0,5' looks like a number with a decimal comma; write 0.5, drop the column, or say",
+    ),
+    "a decimal comma in the target": (
+        {"south": [HEAD.replace(",", ";"), *(f"{row.rpartition(',')[0].replace(',', ';')};-12,75" for row in SOUTH)]},
+        "site south, target 'ill': '-12,75' looks like a number with a decimal comma; write -12.75, or say kind = .cl",
+    ),
     "a date among numbers": (
         {"south": [HEAD, *(f"2024-01-01,{row.partition(',')[2]}" for row in SOUTH)]},
         "site south, column 'age' is a date, at other sites a number; write it there as they do",

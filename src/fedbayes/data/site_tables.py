@@ -22,7 +22,7 @@ from fedbayes.data.partition import natural
 from fedbayes.data.preparation import Scale
 from fedbayes.data.ragged import Ragged
 from fedbayes.data.reading import Reading, check_values
-from fedbayes.data.summary import SiteSummary, Told, numbers_of, summarise
+from fedbayes.data.summary import SiteSummary, Told, numbers_of, refuse_commas, summarise
 from fedbayes.data.values import canonical, is_number
 from fedbayes.errors import InputError, shown, unknown
 
@@ -175,7 +175,10 @@ def _how(
 def _target_kind(tables: Sequence[SiteTable], target: str) -> str:
     """Words are classes, numbers real; few whole numbers may be either and are refused."""
     parts = [(table.columns[target], f"site {table.site}, target {target!r}") for table in tables]
-    if any(word is not None and not is_number(word) for v, _ in parts if v.data.dtype == object for word in v.data):
+    texts = {where: [word for word in v.data if word is not None] for v, where in parts if v.data.dtype == object}
+    if not all(is_number(word) for words in texts.values() for word in words):
+        for where, words in texts.items():
+            refuse_commas(words, where, 'or say kind = "classes"')
         return "classes"
     numbers = np.concatenate([numbers_of(values, "number", where) for values, where in parts])
     held = numbers[~np.isnan(numbers)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ LARGEST = 1e100  # of a number: the squares of larger ones, in a sum, are none t
 MOST_VALUES = 100  # of a category: more are names or numbers of patients
 ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ][\d:.]+)?(Z|[+-]\d\d:?\d\d)?")
 OTHER_DATE = re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[./]\d{1,2}[./]\d{1,2}")
+
+COMMA = re.compile(r"[+-]?\d+,\d+")  # a number that is written with a decimal comma
 
 
 class Moments(NamedTuple):
@@ -212,7 +214,17 @@ def _kind(values: Values, told: str | Sequence[str] | None, where: str) -> tuple
             f"{where}: {shown(like)} looks like a date; write dates as 2024-05-31, drop the column, or say by "
             "kinds that it is a category"
         )
+    refuse_commas(words, where, "drop the column, or say by kinds that it is a category")
     return CATEGORY, ()
+
+
+def refuse_commas(words: Iterable[str], where: str, otherwise: str) -> None:
+    """Refuse numbers with a decimal comma, which would be one word each."""
+    if like := next((word for word in words if COMMA.fullmatch(word)), None):
+        raise InputError(
+            f"{where}: {shown(like)} looks like a number with a decimal comma; write {like.replace(',', '.')[:20]}, "
+            f"{otherwise}"
+        )
 
 
 def _number(word: str) -> float | None:
