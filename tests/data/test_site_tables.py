@@ -276,6 +276,7 @@ WRONG = {
         r"column 'age' has 160 different values, such as 'p0north'; is it a name or a number of patients\? drop",
     ),
     "a torn line": ({"south": [HEAD, "1,2"]}, r"south\.csv, line 2: 2 fields under 5 columns"),
+    "a torn line after blank ones": ({"south": [HEAD, "", SOUTH[0], "", "", "1,2"]}, r"south\.csv, line 6: 2 fields"),
     "two columns of a name": ({"south": ["age,age", "1,2"]}, "two columns 'age'"),
     "no head": ({"south": ["1,2,3,4,5", "1,2,3,4,5"]}, "no line of names at its top; give columns"),
 }

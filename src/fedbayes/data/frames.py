@@ -169,20 +169,20 @@ def _text_file(path: Path, head: Sequence[str], blanks: tuple[str, ...]) -> dict
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()
             file.seek(0)
-            lines = [line for line in csv.reader(file, delimiter=max(",;\t", key=first.count)) if any(line)]
-    names = list(head) or [name.strip() for name in (lines.pop(0) if lines else [])]
-    if lines and not head and all(is_number(name) for name in names):
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
+            numbered = [(reader.line_num, line) for line in reader if any(line)]
+    names = list(head) or [name.strip() for name in (numbered.pop(0)[1] if numbered else [])]
+    if numbered and not head and all(is_number(name) for name in names):
         raise InputError(f"{path} has no line of names at its top; give columns=[...], the names of its columns")
     twice = [name for i, name in enumerate(names) if name in names[:i]]
     if twice or "" in names:
         what = f"two columns {twice[0]!r}" if twice else "a column without a name"
         raise InputError(f"{path} has {what}; give every column a name of its own")
-    start = 1 if head else 2
-    for number, line in enumerate(lines, start):
+    for number, line in numbered:
         if len(line) != len(names):
             raise InputError(f"{path}, line {number}: {len(line)} fields under {len(names)} columns; mend that line")
     blank = set(blanks)
-    words = [[None if (word := field.strip()) in blank else word for field in line] for line in lines]
+    words = [[None if (word := field.strip()) in blank else word for field in line] for _, line in numbered]
     return {name: Values(texts([line[j] for line in words])) for j, name in enumerate(names)}
 
 

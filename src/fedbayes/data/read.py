@@ -163,12 +163,14 @@ def _input_columns(path: Path, targets: list[str], owner: str | None) -> list[st
     return [column for column in head if column not in targets and column != owner]
 
 
-def _lines(path: Path) -> tuple[list[str], list[list[str]]]:
+def _lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The names at a table's top, and its other lines, each with its number in the file, without blank ones."""
     with reading(path, "save it as UTF-8 text with a comma between columns"):
         size_of(path, memory() // 16)
         with path.open(newline="", encoding="utf-8-sig") as file:
-            head, *lines = [line for line in csv.reader(file) if line] or [[]]
-    head = [column.strip() for column in head]
+            reader = csv.reader(file)
+            lines = [(reader.line_num, line) for line in reader if line]
+    head = [column.strip() for column in lines.pop(0)[1]] if lines else []
     twice = [column for i, column in enumerate(head) if column in head[:i]]
     if twice:
         raise ValueError(f"{path} has two columns {twice[0]!r}: give every column a name of its own")
@@ -189,10 +191,10 @@ def _table(path: Path, columns: list[str], targets: list[str], owner: str | None
             )
     if not lines:
         raise ValueError(f"{path} has no rows")
-    for i, line in enumerate(lines, 2):
+    for i, line in lines:
         if len(line) != len(head):
             raise ValueError(f"{path}, line {i}: {len(line)} fields under {len(head)} columns")
-    table = np.array(lines)
+    table = np.array([line for _, line in lines])
     x = np.empty((len(lines), len(columns)))
     for j, column in enumerate(columns):
         try:
