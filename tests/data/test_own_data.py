@@ -93,6 +93,10 @@ def test_one_folder_or_file_a_client(tmp_path):
     clients = data.split(partition.natural(), data.owners)
     assert clients.sizes.tolist() == [6, 2]
     assert clients.test.sizes.tolist() == [1, 2]
+    save(tmp_path / "b/none", x=X, y=np.arange(6))  # a client without test rows leaves the others theirs
+    data = from_folder(tmp_path / "b")
+    clients = data.split(partition.natural(), data.owners)
+    assert dict(zip(clients.names, clients.test.sizes.tolist())) == {"none": 0, "one": 1, "two": 2}
     save(tmp_path / "b", test_x=X, test_y=np.arange(6))
     assert from_folder(tmp_path / "b").test_owner is None
     assert len(from_folder(tmp_path / "b").test_x) == 6
@@ -107,6 +111,9 @@ def test_bad_folders(tmp_path):
     np.save(tmp_path / "c/y.npy", np.array([{}, {}], object), allow_pickle=True)
     with pytest.raises(ValueError, match="plain arrays"):
         from_folder(tmp_path / "c")
+    save(tmp_path / "e/one", x=X, y=np.arange(6), test_x=X)
+    with pytest.raises(ValueError, match="one has test_x alone: save test_x and test_y together, or neither"):
+        from_folder(tmp_path / "e")
     save(tmp_path / "d/one", x=X, y=np.arange(5))
     with pytest.raises(ValueError, match="client one: 6 inputs and 5 targets"):
         from_folder(tmp_path / "d")

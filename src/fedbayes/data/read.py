@@ -20,7 +20,8 @@ def from_folder(path: str | Path, *, name: str | None = None, **options: Any) ->
     """A folder of x.npy, y.npy and perhaps test_x.npy, test_y.npy; options as in `from_arrays`.
 
     Without x.npy: one sub-folder of such files, or one .npz with such entries, per client, in the order of their names;
-    the rows then have owners for the partition `natural`. A test part of all clients together may lie beside them.
+    the rows then have owners for the partition `natural`. A test part of all clients together may lie beside them; it
+    then stands in place of their own.
     """
     path = Path(path)
     name = name or path.name
@@ -129,6 +130,8 @@ def _parts(home: Path, needed: tuple[str, ...] = ("x", "y")) -> Parts:
     for key, array in arrays.items():
         if array.ndim < 1 or array.dtype.kind not in "fiub":
             raise ValueError(f"{home}: {key} is {array.dtype} {list(array.shape)}, not rows of numbers: save those")
+    if len(tests := [key for key in ("test_x", "test_y") if key in arrays]) == 1:
+        raise ValueError(f"{home} has {tests[0]} alone: save test_x and test_y together, or neither")
     for key in needed:
         if key not in arrays:
             raise FileNotFoundError(f"{home} has no {key}")
@@ -141,8 +144,8 @@ def _owned(clients: list[Parts], homes: list[str], shared: Parts, name: str, opt
             raise ValueError(
                 f"client {home}: {len(part['x'])} inputs and {len(part['y'])} targets: give one each, at least one"
             )
-    own_tests = not shared and all("test_x" in part and "test_y" in part for part in clients)
-    tests = clients if own_tests else [shared] if shared else []
+    own_tests = not shared and any("test_x" in part for part in clients)
+    tests = [part for part in clients if "test_x" in part] if own_tests else [shared] if shared else []
     joined = {key: np.concatenate([part[key] for part in clients]) for key in ("x", "y")}
     joined |= {key: np.concatenate([part[key] for part in tests]) for key in ("test_x", "test_y") if tests}
     data = from_arrays(joined["x"], joined["y"], joined.get("test_x"), joined.get("test_y"), name=name, **options)
@@ -150,7 +153,7 @@ def _owned(clients: list[Parts], homes: list[str], shared: Parts, name: str, opt
     data = replace(data, owner=torch.from_numpy(owner), owner_names=tuple(homes))
     if not own_tests:
         return data
-    test_owner = np.repeat(np.arange(len(clients)), [len(part["test_x"]) for part in clients])
+    test_owner = np.repeat(np.arange(len(clients)), [len(part.get("test_x", ())) for part in clients])
     return replace(data, test_owner=torch.from_numpy(test_owner))
 
 
