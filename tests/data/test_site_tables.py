@@ -169,9 +169,14 @@ def test_scales_of_the_site_itself():
     seen = data.prepare(data.x)
     torch.testing.assert_close(seen[:4], seen[4:])
     torch.testing.assert_close(seen[:4].std(correction=0), torch.tensor(1.0).double())
-    strange = site_tables.coded({"x": [52.0]}, data.coding)  # of no known site: by the federation's
+    with pytest.warns(UserWarning, match="the table has no column 'site'; its rows are scaled as those of no"):
+        strange = site_tables.coded({"x": [52.0]}, data.coding)  # of no known site: by the federation's
     assert data.prepare(strange).item() == pytest.approx(0.0, abs=1e-9)
-    here = site_tables.coded({"x": [2.5, 101.5], "site": ["a", "b"]}, data.coding)
+    with pytest.warns(UserWarning, match="no site 'B' trained, its rows have the federation's scale; a, b did"):
+        assert site_tables.coded({"x": [2.5, 52.0], "site": ["a", "B"]}, data.coding)[:, -1].tolist() == [0, -1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        here = site_tables.coded({"x": [2.5, 101.5], "site": ["a", "b"]}, data.coding)
     torch.testing.assert_close(data.prepare(here), torch.zeros(2, 1).double())
 
 

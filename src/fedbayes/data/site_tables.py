@@ -147,9 +147,14 @@ def coded(table: Any, coding: Coding) -> Tensor:
     whole = table if isinstance(table, SiteTable) else table_of(table)
     if coding.scale != "site" or SITE not in whole.columns:
         x, notes = coding.rows(whole)
+        if coding.scale == "site" and whole.site not in coding.sites and not coding.site_effects:
+            notes.append(f"{whole.site} has no column {SITE!r}; its rows are scaled as those of no known site")
         _warn(notes)
         return torch.from_numpy(x)
     owners = canonical(whole.columns[SITE].data)
+    if strange := sorted({str(owner) for owner in owners} - {*coding.sites}):
+        known = ", ".join(coding.sites[:8])
+        _warn([f"{whole.site}: no site {shown(strange[0])} trained, its rows have the federation's scale; {known} did"])
     x = np.zeros((whole.rows, len(coding.names)))
     for owner in sorted(set(owners.tolist()), key=str):
         x[owners == owner], notes = coding.rows(whole.pick(owners == owner)._replace(site=str(owner)))
