@@ -100,6 +100,29 @@ def test_who_does_not_answer_in_time_is_given_up_and_asked_again(buffered: Exper
     assert [k for kind, k, _ in post.asked if kind == "train"].count(2) > 1
 
 
+@pytest.mark.parametrize("word", [None, "error 3: node unavailable"])
+def test_who_loses_its_connection_while_it_trains_is_no_offender(
+    buffered: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str | None
+) -> None:
+    """Its card is gone when its order times out, or when Flower says so."""
+    monkeypatch.setattr("fedbayes.flower.aloft.NODES", 0.0)
+
+    class Gone(Late):
+        def push(self, kind, letters, seconds) -> dict[str, int]:
+            if kind == "train" and 102 in letters:
+                self.there.remove(102)
+            return super().push(kind, letters, seconds)
+
+    limit = 60 if word else 0.02
+    x = replace(buffered, clients=3, rounds=8, flower={"wait": 5, "timeout": limit, "max_offences": 1})
+    post = Gone(x, {2: 2 if word else None})
+    post.spoil = lambda kind, k, letter, answer: word if (kind, k) == ("train", 2) and word else answer
+    made = federate(x, tmp_path, post)
+    reasons = [record["left_out"]["2"] for record in made.journal if "2" in record["left_out"]]
+    assert reasons == [word or "no reply within 0.02 s"]
+    assert not any("put aside" in note for record in made.journal for note in record.get("notes", ()))
+
+
 def test_a_killed_server_sends_what_was_on_its_way_again(buffered: Experiment, tmp_path: Path) -> None:
     x = replace(buffered, method="pvi", rounds=7)
 

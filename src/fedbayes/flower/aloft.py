@@ -20,7 +20,7 @@ from fedbayes.federation.program import FederationState, Order
 from fedbayes.federation.round import told
 from fedbayes.federation.schedule import Plan
 from fedbayes.federation.staleness import closed_on
-from fedbayes.flower.border import Form, Refusal, Reply, guarded, reply_of
+from fedbayes.flower.border import Form, Refusal, Reply, guarded, opened, reply_of
 from fedbayes.flower.node import QUERY, TRAIN, told_by
 from fedbayes.flower.post import Answer
 from fedbayes.flower.remote import Remote, counted
@@ -35,11 +35,13 @@ NODES = 1.0  # seconds between two looks at who is online
 
 
 class Open(NamedTuple):
-    """A letter without an answer: to which node, since when, and whose order it is; None: it asks who is there."""
+    """A letter without an answer: to which node, since when, whose order it is (None: it asks who is there), and of
+    how many rows: a card may be gone when the answer comes."""
 
     node: int
     began: float
     seat: Seat | None
+    rows: int = 0
 
 
 class Aloft:
@@ -147,7 +149,7 @@ class Aloft:
         letter = Letter({**head, "counted": counted(own.get(seat.client))}, write(one.broadcast, self.settings.coding))
         asking.bytes["bytes_down"] += letter.size
         for key in self.post.push(TRAIN, {node: letter}, self.settings.timeout):
-            self.open[key] = Open(node, self.clock(), seat)
+            self.open[key] = Open(node, self.clock(), seat, self.roll.cards[node].rows)
 
     def _take(self, letter: Open, answer: Answer, buffer: dict[int, tuple[Seat, Reply]]) -> None:
         if letter.seat is None:
@@ -161,7 +163,7 @@ class Aloft:
         del self.seats[k]
         size = guarded(k, lambda answer: answer.size, answer)
         asking.bytes["bytes_up"] += 0 if isinstance(size, Refusal) else size
-        reply = guarded(k, self._read, seat, letter.node, answer)
+        reply = guarded(k, self._read, seat, letter.rows, answer)
         if isinstance(reply, Refusal):
             self.left_out[k] = reply.reason
             self.roll.count(reply)
@@ -172,18 +174,15 @@ class Aloft:
         self.took[k] = self.clock() - letter.began
         buffer[k] = seat, reply
 
-    def _read(self, seat: Seat, node: int, answer: Answer) -> Reply:
+    def _read(self, seat: Seat, rows: int, answer: Answer) -> Reply:
+        expected = self.engine.asking.expected(seat.client, seat.round)
+        opened(answer, expected)
         one, program = self.sent[seat.round], self.task.program
         order = Order(seat.round, (seat.client,), (), one.broadcast, one.options, one.version)
         total = Total(program, order, self.settings.coding)
         like = program.pooling.uploaded({part: total.sent[part] for part in program.pooling.rules})
-        form = Form(like, self.settings.coding, total.sent, self.rows[seat.client])
-        return reply_of(answer, self.engine.asking.expected(seat.client, seat.round), form)
-
-    @property
-    def rows(self) -> dict[int, int]:
-        """The rows of each client whose card is known."""
-        return {card.client: card.rows for card in self.roll.cards.values()}
+        form = Form(like, self.settings.coding, total.sent, rows)
+        return reply_of(answer, expected, form)
 
     def _give_up_late(self) -> None:
         now = self.clock()
