@@ -98,6 +98,43 @@ def test_who_is_slow_is_given_up_once_and_then_has_its_own_time() -> None:
     assert not any(batch.waiting for batch in measured.batches)
 
 
+def test_who_was_late_a_few_times_and_then_is_silent_is_waited_for_once() -> None:
+    post = Slow(dict.fromkeys(range(10), 10.0))
+    measured = Measured(post, Deadline(quorum=0.6, slack=3.0), post.clock)
+    seconds = []
+    for needs in (10.0, 25.0, 70.0, 190.0, None, None, None):
+        post.seconds[9] = needs
+        seconds.append(asked(post, measured)[1])
+    assert seconds == [10, 25, 70, 190, 300.5, 30.5, 30.5]  # 30 times what the others need, not 3 times 190
+    post.now += 600
+    post.seconds[9] = 70.0
+    assert asked(post, measured)[1] == 30.5
+    post.now += 60
+    assert asked(post, measured)[1] == 70  # its late answer has earned its own time back
+
+
+def test_after_a_whole_time_out_nobody_has_its_own_time() -> None:
+    post = Slow(dict.fromkeys(range(3), 60.0))
+    measured = Measured(post, Deadline(quorum=0.6, slack=3.0), post.clock)
+    seconds = []
+    for needs in (60.0, 170.0, 250.0, None, None):
+        post.seconds[2] = needs
+        seconds.append(asked(post, measured)[1])
+    assert seconds == [60, 170, 250, 600, 180.5]
+
+
+def test_who_always_answers_too_late_does_not_hold_the_rounds_up() -> None:
+    post = Slow({**dict.fromkeys(range(4), 4.0), 4: 130.0})
+    measured = Measured(post, Deadline(quorum=0.6, slack=3.0), post.clock)
+    for _ in range(4):
+        assert asked(post, measured)[1] == 12.5
+        post.now += 150
+    post.seconds[4] = 100.0  # 25 times what the others need
+    asked(post, measured)
+    post.now += 100
+    assert asked(post, measured)[1] == 100
+
+
 def test_a_node_that_says_nothing_of_itself_is_given_up_while_the_others_are_known() -> None:
     """After no reply a node is asked alone who it is: it has a multiple of what nodes need for that."""
     post = Slow({0: 2.0, 1: 2.0, 2: 2.0})

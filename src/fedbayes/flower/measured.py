@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ from fedbayes.flower.wire import Letter
 
 MASKED = SECURE[2]  # of a secure sum's letters the one that trains
 REMEMBERED = 5  # of the last answers of a node to letters of one kind, the longest counts
+MOST = 30.0  # times what the others need in the median: nobody is waited for longer, whatever it needed before
 
 
 @dataclass
@@ -35,7 +37,8 @@ class Batch:
 class Deadline:
     """When a node that has not answered is given up: of a batch `quorum` must have answered, and at least `least`.
 
-    It then has `slack` times the longest of what it needed before and what the others needed now.
+    It then has `slack` times the longest of what it needed before and what the others needed now, but for its own sake
+    no more than `MOST` times the others' median.
     """
 
     quorum: float = 1.0
@@ -46,8 +49,8 @@ class Deadline:
 class Measured:
     """Another post with a clock. A reply that comes after its node was given up is measured, and thrown away.
 
-    Without that, a node slower than the others would be given up for ever: so it has its own time from then on, and
-    only who never answers is not waited for.
+    Without that, a node slower than the others would be given up for ever: so it has its own time from then on. Each
+    time that it is given up this is forgotten, until another late answer: who is silent is soon not waited for.
     """
 
     def __init__(self, post: Post, deadline: Deadline, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,6 +73,9 @@ class Measured:
         began = self.clock()
         ids = self.post.push(kind, letters, seconds)
         clients = {node: letter.head.get("client") for node, letter in letters.items()}
+        for batch in [batch for batch in self.batches if batch.ends <= began]:
+            for node in batch.waiting.values():  # silent for the whole time, as good as given up
+                self.before.pop((node, batch.kind), None)
         self.batches = [batch for batch in self.batches if batch.waiting and batch.ends > began]
         batch = Batch(kind, began, began + seconds, clients, dict(ids), seen=began)
         self.batches.append(batch)
@@ -136,6 +142,7 @@ class Measured:
                 if key in wanted and elapsed > allowed:
                     del batch.waiting[key]
                     self.late[key] = batch, node
+                    self.before.pop((node, batch.kind), None)
                     why = f"no reply within {allowed:.3g} s, {self.deadline.slack:g} times what clients need"
                     replies.append((key, why))
         return replies
@@ -146,7 +153,9 @@ class Measured:
         answered = len(batch.took) if batch.kind != QUERY else of - len(batch.waiting)
         if answered < max(self.deadline.least, math.ceil(self.deadline.quorum * of)):
             return math.inf
-        known = [t for (_, kind), times in self.before.items() if kind == batch.kind for t in times]
-        own = self.before.get((node, batch.kind), ())
-        longest = max([*(batch.took.values() or known), *own], default=math.inf)
-        return max(self.deadline.slack * longest, 2 * self.pause)
+        before = [(n, t) for (n, kind), times in self.before.items() if kind == batch.kind for t in times]
+        own = [t for n, t in before if n == node]
+        others = [*batch.took.values()] or [t for n, t in before if n != node]
+        most = MOST * statistics.median(others or [math.inf])
+        trusted = min(self.deadline.slack * max((t for t in own if t <= most), default=0.0), most)
+        return max(self.deadline.slack * max(others or own, default=math.inf), trusted, 2 * self.pause)
