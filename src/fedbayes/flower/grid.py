@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from fedbayes.errors import one_line, shown
 from fedbayes.files import array_of
 from fedbayes.flower.border import clean
+from fedbayes.flower.fetching import Fetching, bounded
 from fedbayes.flower.library import Array, ArrayRecord, ConfigRecord, Grid, Message, RecordDict
 from fedbayes.flower.places import Who
 from fedbayes.flower.post import Answer
@@ -30,6 +32,8 @@ class GridPost:
 
     def __init__(self, grid: Grid, pause: float = 0.5, keys: bool = True) -> None:
         self.grid, self.pause, self.keys = grid, pause, keys
+        self.fetching: Fetching[list[Answer]] = Fetching(self._pull, patience=pause)
+        bounded(grid)
 
     def nodes(self) -> dict[int, Who]:
         return {info.node_id: self._who(info) for info in self.grid.get_nodes()}
@@ -45,11 +49,14 @@ class GridPost:
             content = RecordDict({HEAD: ConfigRecord(dict(letter.head)), ARRAYS: record})
             message = Message(content, node, kind, ttl=seconds + GRACE, group_id=str(letter.head.get("round", "")))
             # One at a time: a message that is not taken must not shift the others' ids.
-            ids |= {str(key): node for key in self.grid.push_messages([message]) if key}
+            taken = [str(key) for key in self.grid.push_messages([message]) if key]
+            numbers = sum(a.size for a in letter.arrays.values())
+            self.fetching.expect(taken, numbers, time.monotonic() + seconds + GRACE)
+            ids |= dict.fromkeys(taken, node)
         return ids
 
     def pull(self, ids: Iterable[str]) -> list[tuple[str, Answer]]:
-        return [(key, answer) for key in ids for answer in self._pull(key)]
+        return [(key, answer) for key, answers in self.fetching.come(ids) for answer in answers]
 
     def _pull(self, key: str) -> list[Answer]:
         """The reply to one message. It is known by what was asked for: what a message says of itself is its sender's.
