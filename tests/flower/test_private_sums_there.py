@@ -22,10 +22,12 @@ from fedbayes.federation.program import Outcome
 from fedbayes.flower import noise_shares, secure_round
 from fedbayes.flower.apps import _say
 from fedbayes.flower.federated import carried, run
+from fedbayes.flower.kept import Kept, in_memory
 from fedbayes.flower.node import SECURE
 from fedbayes.flower.post import Answer
 from fedbayes.flower.secure_sum import TooFew
-from fedbayes.flower.wire import Letter
+from fedbayes.flower.shown import LEAST, ONCE, Shown, Sum
+from fedbayes.flower.wire import Letter, Refused
 from fedbayes.training import rounds as training
 
 pytestmark = pytest.mark.flower
@@ -164,11 +166,24 @@ def test_a_private_sum_of_a_round_is_given_once(x: Experiment, tmp_path: Path, m
     monkeypatch.setattr(secure_round.SecureRound, "_sum", twice)
     federate(secure(replace(x, rounds=1)), tmp_path)
     assert len(refusals) == 6
-    assert all(noise_shares.ONCE in reason for reason in refusals)
+    assert all(ONCE in reason for reason in refusals)
 
 
-def test_a_round_whose_sum_was_shown_and_lost_is_over(x: Experiment, tmp_path: Path, monkeypatch, sums) -> None:
-    """The server dies between the last letter of round 2 and its checkpoint, and is started again."""
+def test_a_private_sum_is_admitted_once_whomever_it_is_over() -> None:
+    shown = Shown(*in_memory())
+    shown.admit(Sum("run method 3", "a broadcast", frozenset(range(6))), once=True)
+    for clients in (range(6), range(LEAST), range(6, 12)):
+        with pytest.raises(Refused, match="one sum under two noises"):
+            shown.admit(Sum("run method 3", "another", frozenset(clients)), once=True)
+    shown.admit(Sum("run method 4", "another", frozenset(range(6))), once=True)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_round_whose_sum_was_shown_and_lost_is_over(x: Experiment, tmp_path: Path, monkeypatch, sums, anew) -> None:
+    """The server dies between the last letter of round 2 and its checkpoint, and is started again.
+
+    `anew` by another `flwr run`, whose nodes have a new context and remember what lies in their state folders alone.
+    """
     x, real = secure(replace(x, rounds=3)), secure_round.SecureRound._closed
     post = InProcess(carried(x))
 
@@ -181,6 +196,8 @@ def test_a_round_whose_sum_was_shown_and_lost_is_over(x: Experiment, tmp_path: P
         patch.setattr(secure_round.SecureRound, "_closed", dying)
         with pytest.raises(KeyboardInterrupt):
             run(x, tmp_path, post)
+    if anew:
+        post.made = {key: (node, Kept(*in_memory(), shown=kept.shown)) for key, (node, kept) in post.made.items()}
     made = run(x, tmp_path, post)[x.method]
     assert [outcome.terms is None for outcome in sums] == [False, True, False]
     assert made.progress.accounts == {"": (Spent(1.0, NOISE, 3),)}

@@ -22,7 +22,6 @@ from fedbayes.flower import masks
 
 STEPS = 16  # at most: each is a vector of normals at the client, and most are taken off again at the server
 PURPOSE = "noise"
-ONCE = "it gave its shares of a private sum of this round already, and nobody gets one sum under two noises"
 
 
 def steps(least: int, clients: int) -> list[int]:

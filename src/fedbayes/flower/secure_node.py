@@ -19,7 +19,7 @@ from fedbayes.flower.kept import Kept
 from fedbayes.flower.node import Node
 from fedbayes.flower.promises import Evidence, Promise, pair, signed_text
 from fedbayes.flower.secure_letters import SUM
-from fedbayes.flower.shown import LEAST, Sum, digest
+from fedbayes.flower.shown import LEAST, ONCE, Sum, digest
 from fedbayes.flower.wire import Head, Letter, Refused
 
 # What each letter may follow in one attempt at a round: a server that asks twice could subtract what it got. Only the
@@ -41,13 +41,18 @@ def answer(node: Node, kind: str, letter: Letter, kept: Kept) -> Letter:
         raise Refused(f"a secure sum asks in turn: {kind} came without {ORDER[kind][0]} of the same attempt")
     if not ORDER[kind]:
         secret = {"past": _past(secret, at)}
-        if node.task.program.pooling.private is not None and secret["past"]:
-            raise Refused(noise_shares.ONCE)
+        if node.task.program.pooling.private is not None and (secret["past"] or kept.shown.has(_round(letter.head))):
+            raise Refused(ONCE)
     secret["at"] = at
     kept.secret.store(b"")  # whatever happens now, no letter is answered twice
     made = ANSWERS[kind](node, letter, kept, secret)
     kept.secret.store(json.dumps({**secret, "after": kind}).encode())
     return made
+
+
+def _round(head: Head) -> str:
+    """The name by which a round is remembered longer than its run."""
+    return f"{head['run']} {head['method']} {head['round']}"
 
 
 def _past(secret: dict[str, Any], at: list[Any]) -> dict[str, Any]:
@@ -142,13 +147,14 @@ def unmask(node: Node, letter: Letter, kept: Kept, secret: dict[str, Any]) -> Le
         raise Refused("it was asked for a sum over clients that are not in the experiment")
     if len(near) < masks.threshold(len(secret["near"]) + 1):
         raise Refused("too few of its neighbours are left to hide one another")
+    fresh = "given" not in secret
     if secret.setdefault("given", [alive, gone]) != [alive, gone]:
         raise Refused("a secure sum asks in turn: it gave the shares of another sum of this attempt already")
-    run, number, _ = secret["at"]
-    key = f"{run} {letter.head['method']} {number}"
+    key = _round(letter.head)
     for written in letter.head["evidence"]:
         _strike(secret, Evidence.read(written), kept, key)
-    kept.shown.admit(Sum(key, secret["broadcast"], frozenset(alive)))
+    once = fresh and node.task.program.pooling.private is not None
+    kept.shown.admit(Sum(key, secret["broadcast"], frozenset(alive)), once=once)
     held = {int(k): [bytes.fromhex(share) for share in pair] for k, pair in secret["held"].items()}
     of = sorted((near | {*gone}) & {*held})
     said: Head = {"of": of, "shares": [held[k][0] if k in near else held[k][1] for k in of]}

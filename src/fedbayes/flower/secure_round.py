@@ -9,14 +9,13 @@ from fedbayes.errors import InputError
 from fedbayes.federation.program import Order, Outcome
 from fedbayes.federation.round import merged
 from fedbayes.federation.sums import Totals, added_to, apart
-from fedbayes.flower import noise_shares
 from fedbayes.flower.asking import Asking
 from fedbayes.flower.border import Refusal
 from fedbayes.flower.hidden import NoPosterior
 from fedbayes.flower.post import Answer
 from fedbayes.flower.promises import Evidence
 from fedbayes.flower.secure_sum import MASKED, SecureSum, Spoilt, TooFew
-from fedbayes.flower.shown import LEAST, Clients
+from fedbayes.flower.shown import LEAST, ONCE, Clients
 from fedbayes.flower.total import Total
 from fedbayes.flower.wire import Letter
 
@@ -63,7 +62,7 @@ class SecureRound:
             others = [refusal for k, refusal in sorted(attempt.refusals.items()) if k not in self.spoilers]
             why += "".join(f"; {refusal}" for refusal in others)
             asking.notes.append(f"the secure sum was begun anew: {why}")
-            if any(noise_shares.ONCE in refusal.reason for refusal in attempt.refusals.values()):
+            if any(ONCE in refusal.reason for refusal in attempt.refusals.values()):
                 return NOTHING  # the sum was shown and lost: the round is over, with noise alone
         raise NoSum(
             f"round {self.order.round + 1}: no secure sum came about ({why}). "

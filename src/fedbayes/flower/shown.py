@@ -21,6 +21,7 @@ from fedbayes.posterior.values import Parts, flatten_parts
 
 LEAST = 3  # clients below which a sum, or a difference of sums, says too much of one
 OFTEN = 8  # different sums of one round, at most
+ONCE = "it gave its shares of a private sum of this round already, and nobody gets one sum under two noises"
 REMEMBERED = 4096  # sums that a node remembers, of all its runs; the oldest go first
 
 Clients = frozenset[int]
@@ -93,9 +94,18 @@ class Shown:
         except (ValueError, TypeError) as error:
             raise Refused("what it remembers of sums can't be read: see sums-*.json in its state folder") from error
 
-    def admit(self, new: Sum) -> None:
-        """Remember a sum before anything of it is shown; Refused where it must not be."""
+    def has(self, key: str) -> bool:
+        """Whether a sum of this round was shown, over whomever."""
+        return any(s.round == key for s in self.sums())
+
+    def admit(self, new: Sum, *, once: bool = False) -> None:
+        """Remember a sum before anything of it is shown; Refused where it must not be.
+
+        `once`: it is under noise of its own, so that the same sum again is news.
+        """
         with self.alone():  # a node may answer two runs at once
+            if once and self.has(new.round):
+                raise Refused(ONCE)
             before = self.sums()
             near = [s.clients for s in before if s.round == new.round or s.broadcast == new.broadcast]
             if new.clients in near:
