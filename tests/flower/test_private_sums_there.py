@@ -1,5 +1,6 @@
 """Private sums on Flower: noise by the server, or by the clients under their masks, where nobody sees the bare sum."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fedbayes.flower.node import SECURE
 from fedbayes.flower.post import Answer
 from fedbayes.flower.secure_sum import TooFew
 from fedbayes.flower.shown import LEAST, ONCE, Shown, Sum
+from fedbayes.flower.status import FILE, lines, standings
 from fedbayes.flower.wire import Letter, Refused
 from fedbayes.training import rounds as training
 
@@ -202,6 +204,27 @@ def test_a_round_whose_sum_was_shown_and_lost_is_over(x: Experiment, tmp_path: P
     assert [outcome.terms is None for outcome in sums] == [False, True, False]
     assert made.progress.accounts == {"": (Spent(1.0, NOISE, 3),)}
     assert len({record["release"] for record in made.journal}) == 3
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_the_sign_of_life_tells_phase_and_round_alone(x: Experiment, tmp_path: Path, hidden: bool) -> None:
+    seen: list[dict[str, Any]] = []
+    words: list[list[str]] = []
+
+    def look(kind: str, k: int, letter: Letter, answer: Answer) -> Answer:
+        seen.append(json.loads((tmp_path / FILE).read_text()))
+        if kind in (SECURE[2], "train") and letter.head["round"] == 1:
+            words.append(lines(standings(tmp_path)[0]))
+        return answer
+
+    x = secure(x) if hidden else replace(x, cohort=4)
+    federate(x, tmp_path, lambda kind, k, letter, a: look(kind, k, letter, a) if (tmp_path / FILE).exists() else a)
+    seen.append(json.loads((tmp_path / FILE).read_text()))
+    assert {key for sign in seen for key in sign} == {"round", "phase", "since", "time"}
+    assert {sign["round"] for sign in seen} == {1, 2}
+    for told in words:
+        assert [line[:13] for line in told] == ["feduab: in pr", "  now: round "]
+        assert not [line for line in told if "waiting" in line]
 
 
 def test_a_round_of_too_few_has_noise_alone(x: Experiment, tmp_path: Path, sums) -> None:

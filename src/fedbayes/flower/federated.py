@@ -151,7 +151,7 @@ def federated(post: Post) -> Carrier:
             rolls.append(Roll(clock, head, task.clients.sizes.tolist(), settings, Places(settings.places)))
         rolls[0].places.keep_in(folder)
         engine = Remote(task, rolls[0], settings, head)
-        clock.sign = Sign(folder)
+        clock.sign = Sign(folder, names=not task.hides_cohorts)
         books.append(Metrics(folder, task.rounds))
         choice = "engine flower: clients elsewhere"
         return replace(task, engine=engine, carry=carry_of(engine), choice=choice, elsewhere=engine.personal)

@@ -20,16 +20,21 @@ SOON, EVERY = 1.0, 5.0  # seconds between two writes where somebody has answered
 
 
 class Sign:
-    """A server's sign of life: one small file in the run folder, written when something happens."""
+    """A server's sign of life: one small file in the run folder, written when something happens.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.round, self.written = folder, 0, 0.0
+    `names`: it says who is waited for and who has answered, which of private clients nobody must know.
+    """
+
+    def __init__(self, folder: Path, *, names: bool = True) -> None:
+        self.folder, self.names, self.round, self.written = folder, names, 0, 0.0
         self.last: dict[str, Any] = {}
 
     def show(self, phase: str, waiting: Iterable[int | None] = (), answered: Iterable[int | None] = ()) -> None:
         """Write what is being done: at once where a phase begins, after a moment where somebody has answered."""
         now = time.time()
-        doing = {"round": self.round + 1, "phase": phase, "waiting": _sorted(waiting), "answered": _sorted(answered)}
+        doing: dict[str, Any] = {"round": self.round + 1, "phase": phase}
+        if self.names:
+            doing |= {"waiting": _sorted(waiting), "answered": _sorted(answered)}
         begun = self.last.get("phase") != phase or self.last.get("round") != doing["round"]
         news = {**self.last, **doing} != self.last
         if not begun and now - self.written < (SOON if news else EVERY):
@@ -86,7 +91,8 @@ def _doing(path: Path) -> dict[str, Any]:
     with reading(path, "delete it; it is written again"):
         doing = json.loads(text_of(path))
         kinds = {"round": int, "phase": str, "since": int | float, "waiting": list, "answered": list}
-        if not isinstance(doing, dict) or not all(isinstance(doing.get(key), kind) for key, kind in kinds.items()):
+        doing = {"waiting": [], "answered": [], **doing} if isinstance(doing, dict) else {}
+        if not all(isinstance(doing.get(key), kind) for key, kind in kinds.items()):
             raise InputError(f"{path} is no sign of a server; delete it, it is written again")
         return doing
 
@@ -97,8 +103,9 @@ def lines(run: Standing) -> list[str]:
     shown = [f"{run.name}: {state}, {run.round} of {run.rounds} rounds, silent for {run.quiet:.0f} s"]
     if run.last:
         last = run.last
-        shown.append(f"  round {last['round']} took {last.get('seconds', 0):.1f} s: {_phases(last.get('phases', {}))}")
-        shown.append(f"  took part: {_names(last.get('took_part', []))}")
+        if "took_part" in last:  # of private clients nobody is told of
+            took = f"{last.get('seconds', 0):.1f} s: {_phases(last.get('phases', {}))}"
+            shown += [f"  round {last['round']} took {took}", f"  took part: {_names(last['took_part'])}"]
         shown += [f"  left out: client {k}: {printable(why)}" for k, why in last.get("left_out", {}).items()]
     if run.doing and run.alive:
         seconds = time.time() - run.doing["since"]
