@@ -18,7 +18,7 @@ from fedbayes.flower.node import CALIBRATE, PROMISE, WATCH, Node
 from fedbayes.flower.wire import Letter
 from fedbayes.report.watch import write_page
 from fedbayes.runs import calibrated, watched
-from fedbayes.scores.label_shift import quantile_of_quantiles
+from fedbayes.scores.label_shift import mix_of_labels, quantile_of_quantiles
 
 EXPERIMENT = Experiment(
     data="flower_code:site",
@@ -109,6 +109,38 @@ def test_under_epsilon_only_noised_counts_leave_a_site(trained, monkeypatch):
         calibrate(EXPERIMENT, trained[0], post, coverage=0.6, epsilon=0.01)
     one = next(a.arrays["calibration"] for kind, a in answers if kind == CALIBRATE)
     assert np.abs(one).mean() > 50  # the noise of epsilon / 4 has a mean size of 400
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_under_epsilon_a_site_s_threshold_follows_from_what_it_has_sent(trained, monkeypatch, secure):
+    """Else one of its rows could move its threshold, and so many hits, whose noise is for a change of one."""
+    if secure:
+        pytest.importorskip("cryptography", reason="a secure sum needs Flower's cryptography")
+    x = replace(EXPERIMENT, flower={"secure": secure})
+    sent, mixes, real, rule = [], [], looks.noised, THRESHOLDS["label_shift"]
+
+    def noised(*given):
+        sent.append(real(*given))
+        return sent[-1]
+
+    def thresholds(gathered, mix, *more):
+        assert gathered.own == []
+        mixes.append((mix, gathered.counts.sum(1)))
+        return rule(gathered, mix, *more)
+
+    monkeypatch.setattr(looks, "noised", noised)
+    monkeypatch.setitem(THRESHOLDS, "label_shift", thresholds)
+    post = InProcess(carried(x))
+    calibrate(x, trained[0], post, coverage=0.6, epsilon=40.0)
+    assert len(sent) == len(mixes) == 3
+    for (mix, everywhere), own in zip(mixes, sent):
+        torch.testing.assert_close(mix[0], mix_of_labels(own[:, -1].clamp_min(0), everywhere))
+    asked = {k: letter for kind, k, letter in post.asked if kind == PROMISE}
+    for way in ("own", "quantiles"):  # a server that leaves out what the library checks
+        letter = Letter({**asked[0].head, "way": way}, asked[0].arrays)
+        assert "shows what is not noised" in post._answer(PROMISE, 100, letter).head["refused"]
+    post.made.clear()  # a node that was started again
+    assert "begin it again" in post._answer(PROMISE, 101, asked[1]).head["refused"]
 
 
 def test_what_a_node_must_not_say_is_refused_and_the_others_calibrate(trained):

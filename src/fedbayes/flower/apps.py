@@ -122,12 +122,12 @@ def _answer(x: Experiment, kind: str, letter: Letter, context: Context, state: s
 def _kept(context: Context, folder: str | Path | None, name: str, client: int) -> Kept:
     """What a client keeps, in the folder where there is one, else in Flower's context, which ends with the run."""
     name = f"{name}.{client}"
-    secret = _slot(context, f"{OWN}.{name}.secret")
+    secret, totals = (_slot(context, f"{OWN}.{name}.{what}") for what in ("secret", "totals"))
     if folder is not None:
         plain = "".join(c if c.isalnum() else "-" for c in name)
         shown = shown_in_file(Path(folder) / f"sums-{client}.json")
-        return in_file(Path(folder) / f"{plain}.safetensors", secret, shown)
-    return Kept(*_slot(context, f"{OWN}.{name}"), secret, Shown(*_slot(context, f"{OWN}.{name}.sums")))
+        return in_file(Path(folder) / f"{plain}.safetensors", secret, shown, totals)
+    return Kept(*_slot(context, f"{OWN}.{name}"), secret, Shown(*_slot(context, f"{OWN}.{name}.sums")), totals)
 
 
 def _slot(context: Context, key: str) -> Slot:

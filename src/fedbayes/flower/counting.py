@@ -53,7 +53,7 @@ class Counter(Node):
         head, program = letter.head, self.task.program
         broadcast = read(letter.arrays, program.initial, Coding(head["dtype"], head["delta"]), what="broadcast")
         posterior = {part: q for part, q in broadcast.items() if part != PART}
-        counts = histograms(self.inner, FederationState(head["round"], posterior), head)
+        counts = histograms(self.inner, FederationState(head["round"], posterior), head, kept)
         if counts.numel() != broadcast[PART].mean.numel():
             raise Refused("its histogram is of another size")
         info = Info(broadcast, {}, torch.tensor(head["round"]), torch.tensor(1), ())

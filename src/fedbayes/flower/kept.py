@@ -46,11 +46,13 @@ class Kept:
         store: Callable[[bytes], None],
         secret: Slot | None = None,
         shown: Shown | None = None,
+        totals: Slot | None = None,
     ) -> None:
         self.fetch = fetch
         self.store = store
         self.secret = in_memory() if secret is None else secret  # of a secure sum, from one letter to the next
         self.shown = Shown(*in_memory()) if shown is None else shown  # secure sums that it helped to show
+        self.totals = in_memory() if totals is None else totals  # noised totals of classes that a calibration sent
 
     def after(self, number: int, device: torch.device) -> Own | None:
         """Own state after a round; None before the first (-1). Lost where there is none of that round."""
@@ -79,9 +81,9 @@ def file_slot(path: Path) -> Slot:
     return Slot(lambda: path.read_bytes() if path.is_file() else None, lambda block: write_atomically(path, block))
 
 
-def in_file(path: Path, secret: Slot | None = None, shown: Shown | None = None) -> Kept:
+def in_file(path: Path, secret: Slot | None = None, shown: Shown | None = None, totals: Slot | None = None) -> Kept:
     """Own state in a file, which outlives the node and the run; secrets of a round are never in a file."""
-    return Kept(*file_slot(path), secret, shown)
+    return Kept(*file_slot(path), secret, shown, totals)
 
 
 def shown_in_file(path: Path) -> Shown:

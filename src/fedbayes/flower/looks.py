@@ -14,7 +14,7 @@ from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.errors import InputError, one_line
 from fedbayes.evaluate.calibration import target_spread
 from fedbayes.evaluate.conformal import QUANTILES, THRESHOLDS, Gathered, edges_of, site_histograms
-from fedbayes.evaluate.noised import coarse, noised, noised_hits, source_of
+from fedbayes.evaluate.noised import check_noised, coarse, noised, noised_hits, source_of
 from fedbayes.evaluate.stream import read_stream
 from fedbayes.evaluate.watch import watch as watch_of
 from fedbayes.federation.kept import apart
@@ -65,8 +65,18 @@ def _predicted(node: Node, run: Run, rows: Tensor) -> tuple[Predictive, Tensor]:
     return p, y if data.target_scale is None else data.target_scale.undo(y)
 
 
+def _check(head: Head) -> None:
+    """Refuse what would show rows that noise must hide, whatever the server asks for."""
+    try:
+        if head["epsilon"]:
+            check_noised(head["way"], head["score"], head["epsilon"])
+    except InputError as error:
+        raise Refused(one_line(error)) from error
+
+
 def _histograms(node: Node, run: Run, head: dict[str, Any]) -> tuple[Tensor, Predictive, Tensor, Tensor]:
     """Counts of the calibrating half, its predictions and targets, and the edges."""
+    _check(head)
     rows, _ = halves(node)
     if not len(rows):
         raise Refused("it has no test rows")
@@ -79,14 +89,36 @@ def _histograms(node: Node, run: Run, head: dict[str, Any]) -> tuple[Tensor, Pre
     return counts, p, y, edges
 
 
-def histograms(node: Node, state: FederationState, head: dict[str, Any]) -> Tensor:
+def histograms(node: Node, state: FederationState, head: dict[str, Any], kept: Kept) -> Tensor:
     """The client's counts under a posterior, for a sum under masks."""
-    return _sent(_histograms(node, Run(node.task, Progress(state), []), head)[0], head)
+    return _sent(_histograms(node, Run(node.task, Progress(state), []), head)[0], head, kept)
 
 
-def _sent(counts: Tensor, head: Head) -> Tensor:
-    """Counts as they leave a client: noised where the job says so."""
-    return noised(counts, head["epsilon"], source_of()) if head["epsilon"] else counts
+def _sent(counts: Tensor, head: Head, kept: Kept) -> Tensor:
+    """Counts as they leave a client: noised where the job says so, and the totals of classes kept as they were sent."""
+    if not head["epsilon"]:
+        return counts
+    sent = noised(counts, head["epsilon"], source_of())
+    kept.totals.store(sent[:, -1].numpy().tobytes())
+    return sent
+
+
+def _mix(node: Node, head: Head, own: Tensor, p: Predictive, everywhere: Tensor, kept: Kept) -> Tensor:
+    """The client's mix of labels; under noise by what it has sent, for how it does must tell no more of its rows."""
+    if p.kind != "classes" or head["way"] == QUANTILES or (head["epsilon"] and head["way"] != "label_shift"):
+        return torch.full((len(own),), 1 / len(own), dtype=torch.float64)  # which nobody needs to know
+    if head["epsilon"]:
+        block = kept.totals.fetch()
+        if block is None:
+            raise Refused("it has sent no noised counts of this calibration: begin it again")
+        return mix_of_labels(torch.from_numpy(np.frombuffer(block).copy()).clamp_min(0), everywhere)
+    if head["way"] == "unlabelled":
+        return mix_by_em(p.probs, everywhere / everywhere.sum())
+    if node.task.privacy is not None:  # of its training rows nothing is told without noise
+        return mix_of_labels(own.sum(1), everywhere)
+    data, clients = node.task.clients.data, node.task.clients
+    trained = torch.bincount(data.y[clients.train_rows(node.client)].cpu(), minlength=data.classes)
+    return mix_of_labels(own.sum(1) + trained, everywhere)
 
 
 def calibrate(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
@@ -98,7 +130,7 @@ def calibrate(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
     if head["way"] == QUANTILES:
         one = conformal_threshold(counts.sum(0), edges, head["coverage"])
         return Letter(node.reply(letter), {COUNTS: np.full((1, 1), one)})
-    return Letter(node.reply(letter), {COUNTS: _sent(counts, head).numpy()})
+    return Letter(node.reply(letter), {COUNTS: _sent(counts, head, kept).numpy()})
 
 
 def promise(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
@@ -108,23 +140,15 @@ def promise(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
     counts = torch.from_numpy(letter.arrays[COUNTS].astype(np.float64))
     if counts.shape != ((1, 1) if head["way"] == QUANTILES else own.shape):
         raise Refused("the added histograms are of another shape")
-    mix = torch.ones(1, 1, dtype=torch.float64)
-    if p.kind == "classes":
-        data, clients = node.task.clients.data, node.task.clients
-        everywhere = counts.sum(1)
-        if head["way"] == QUANTILES:
-            mix = torch.full((1, len(own)), 1 / len(own), dtype=torch.float64)  # which nobody needs to know
-        elif head["way"] == "unlabelled":
-            mix = mix_by_em(p.probs, everywhere / everywhere.sum())[None]
-        else:
-            trained = torch.bincount(data.y[clients.train_rows(node.client)].cpu(), minlength=data.classes)
-            mix = mix_of_labels(own.sum(1) + trained, everywhere)[None]
+    mix = _mix(node, head, own, p, counts.sum(1), kept)[None]
     confidence = head["confidence"] if head["confidence"] > 0 else None
     if head["way"] == QUANTILES:  # the server's one number, for every class
         thresholds = counts.expand(1, len(own))
         pooled = thresholds[0]
     else:
-        thresholds, pooled = THRESHOLDS[head["way"]](Gathered(counts, [own], edges), mix, head["coverage"], confidence)
+        thresholds, pooled = THRESHOLDS[head["way"]](
+            Gathered(counts, [] if head["epsilon"] else [own], edges), mix, head["coverage"], confidence
+        )
     made = Calibrated(
         *(p.kind, head["score"], head["way"], head["coverage"], ("here",), thresholds, pooled, int(counts.sum())),
         *(counts, edges, mix, torch.tensor(head["spread"], dtype=torch.float64)),
