@@ -65,6 +65,21 @@ def test_calibrate_then_predict_evaluate_and_report_by_site(home, tmp_path):
     assert [c.header for c in coverage_table(made).columns][-1] == "95 % interval"
 
 
+def test_of_a_private_run_promises_are_made_under_noise_alone(tmp_path):
+    pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
+    folder = tmp_path / "private"
+    private = 'private = "clients"\nnoise_multiplier = 0.1\n[options]\nweighting = "equal"'
+    (tmp_path / "private.toml").write_text(SMALL.replace("rounds = 3", "rounds = 1").replace("[options]", private))
+    call("run", tmp_path / "private.toml", "--output", folder)
+    assert "95 % interval" not in call("evaluate", folder, "--by", "site")
+    for more in ([], ["--epsilon", 400, "--recalibrate"]):
+        with pytest.raises(InputError, match="the run is private"):
+            call("calibrate", folder, *more)
+    assert not (folder / calibrated.FILE).exists()
+    assert "noised, epsilon 400" in " ".join(call("calibrate", folder, "--epsilon", 400).split())
+    assert "95 % interval" in call("evaluate", folder, "--by", "site")
+
+
 def test_a_watch_goes_on_and_tells_what_changed(home, tmp_path):
     clients = fb.load(home).task.clients
     random = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ import fedbayes as fb
 from fedbayes.data import from_arrays
 from fedbayes.errors import InputError
 from fedbayes.evaluate import conformal, recalibrated
-from fedbayes.evaluate.calibration import held_out
+from fedbayes.evaluate.calibration import held_out, target_spread
 from fedbayes.export.predictions import as_csv, promised
 from fedbayes.export.sets import write_sets
+from fedbayes.federation.randomness import Randomness
 from fedbayes.runs import calibrated
 from fedbayes.runs.evaluation import prediction_arrays
+from fedbayes.scores.label_shift import mix_of_labels
+from fedbayes.training.private import PrivateRun
 
 
 def fitted(clients, **options):
@@ -203,3 +207,41 @@ def test_what_can_t_be_promised_says_so(digits, line):
     nothing = held_out(digits)._replace(sites=[torch.zeros(0).long()] * 10)
     with pytest.raises(InputError, match="no held-out row"):
         conformal.fit(digits, held=nothing)
+
+
+@pytest.fixture(scope="module")
+def private():
+    """Runs of private clients of two labels each: with test rows that are a secret, and with others that are not."""
+    pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
+    clients = fb.data.load("digits").split(fb.partition.labels_per_client(2), clients=5, seed=0)
+    given = {"private": "clients", "noise_multiplier": 0.1, "rounds": 1}
+    method = fb.methods.fedavg(epochs=1, weighting="equal")
+    return {public: fitted(clients, method=method, public_test=public, **given) for public in (False, True)}
+
+
+def test_of_a_private_run_nothing_is_told_of_test_rows_without_noise(private):
+    run = private[False]
+    for calibrate in (conformal.fit, recalibrated.fit):
+        with pytest.raises(InputError, match=r"the run is private, and \w+ of its test rows have no noise"):
+            calibrate(run)
+    made = conformal.fit(run, epsilon=200.0, private_seed=0)
+    assert "noised, epsilon 200" in made.source
+
+
+def test_of_a_private_run_mixes_are_those_of_public_test_rows_alone(private):
+    run = private[True]
+    held = held_out(run)
+    for way in ("blended", "label_shift"):
+        made = conformal.fit(run, way=way)
+        everywhere = made.counts.sum(1)
+        own = [torch.bincount(held.y[rows], minlength=10) for rows in held.sites]
+        torch.testing.assert_close(made.mix, torch.stack([mix_of_labels(n, everywhere) for n in own]))
+
+
+def test_the_unit_of_private_targets_is_what_the_model_tells(line):
+    privacy = PrivateRun("rows", {}, {}, 1.0, 1.0, 1e-5, None, Randomness(), True)
+    run = replace(line, task=replace(line.task, privacy=privacy))
+    scale = line.task.clients.data.target_scale
+    torch.testing.assert_close(target_spread(run), scale.std.double())
+    clients = replace(line.task.clients, data=replace(line.task.clients.data, target_scale=None))
+    assert target_spread(replace(run, task=replace(run.task, clients=clients))).tolist() == [1.0]

@@ -174,11 +174,11 @@ def test_what_can_t_be_done_here_is_named(trained):
         calibrate(EXPERIMENT, trained[0] / "elsewhere", post)
 
 
-def with_streams(folder, streams):
+def with_streams(folder, streams, x=EXPERIMENT):
     """Nodes whose new rows come into files, and who keep what they have seen."""
-    post = InProcess(carried(EXPERIMENT))
+    post = InProcess(carried(x))
     for k, path in streams.items():
-        node = Node(carried(EXPERIMENT).only("feduab"), k)
+        node = Node(carried(x).only("feduab"), k)
         node.stream, node.state = str(path), str(folder / f"node-{k}")
         post.made["feduab", 100 + k] = node, in_file(folder / f"kept-{k}")
     return post
@@ -236,3 +236,41 @@ def test_under_masks_the_sum_is_the_same_and_no_histogram_is_seen(trained):
     assert torch.equal(noised.counts.sum(1), plain.counts.sum(1))
     with pytest.raises(InputError, match="which a secure sum hides"):
         calibrate(secure, trained[0], InProcess(carried(secure)), way="quantiles")
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def private(tmp_path_factory, request):
+    """A private run in a folder, whose sites' test rows are a secret, or are not."""
+    pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
+    private = {"private": "clients", "noise_multiplier": 0.1, "public_test": request.param}
+    x = replace(EXPERIMENT, rounds=1, options={**EXPERIMENT.options, "weighting": "equal"}, **private)
+    folder = tmp_path_factory.mktemp("private") / "run"
+    run(x, folder, InProcess(carried(x)))
+    return x, folder
+
+
+def test_a_private_run_tells_of_test_rows_under_noise_or_where_they_are_public(private, tmp_path):
+    x, folder = private
+    rows = tmp_path / "stream.csv"
+    np.savetxt(rows, np.zeros((5, 2)), delimiter=",")
+    post = with_streams(tmp_path, {0: rows}, x)
+    made = calibrate(x, folder, post, coverage=0.6, epsilon=1e4)
+    assert made.rows == 12
+    assert bool((made.mix == 1 / 3).all())  # which stay at home
+    if x.public_test:
+        made = calibrate(x, folder, InProcess(carried(x)), coverage=0.6)
+        sums = made.counts.sum(1)
+        for k, mix in enumerate(made.mix):
+            node = Node(carried(x).only("feduab"), k)
+            labels = node.task.clients.data.test_y[looks.halves(node)[0]]
+            torch.testing.assert_close(mix, mix_of_labels(torch.bincount(labels, minlength=3), sums))
+        assert [state.rows for state in watch(x, folder, with_streams(tmp_path / "again", {0: rows}, x))] == [5]
+        return
+    last = [letter for kind, k, letter in post.asked if (kind, k) == (PROMISE, 0)][-1]
+    for kind in (CALIBRATE, PROMISE, WATCH):  # a server that leaves out what the library checks
+        letter = Letter({**last.head, "epsilon": 0.0, "alpha": 0.05}, last.arrays)
+        assert "the run is private" in post._answer(kind, 100, letter).head["refused"]
+    with pytest.raises(InputError, match="the run is private, and histograms of its test rows have no noise: give"):
+        calibrate(x, folder, post, coverage=0.6)
+    with pytest.raises(InputError, match="the run is private, and fortunes of bets of its test rows have no noise"):
+        watch(x, folder, post)

@@ -53,10 +53,11 @@ def calibrate(
 
     run = load(folder, device=device, clients=scored_clients(folder))
     held = held_out(run)
+    maps = compared(run, held) if recalibrate else None  # first: what it refuses would else have spent epsilon
     made = conformal.fit(run, coverage, way=way, score=score, confidence=confidence, held=held, epsilon=epsilon)
     out.print(coverage_table(made))
-    if recalibrate:
-        out.print(map_table(compared(run, held)))
+    if maps is not None:
+        out.print(map_table(maps))
     print(write(home_of(folder), made))
 
 
@@ -101,7 +102,11 @@ def show_by_site(folder: Path, by: str, draws: int | None, device: str | None) -
     out.print(run.scores(draws=draws, by=by).table(out.width))
     if run.task.program.prediction.whole and run.task.clients.data.kind != "labels":
         kept = home_of(folder) / calibrated.FILE
-        out.print(coverage_table(calibrated.read(kept.parent) if kept.is_file() else conformal.fit(run)))
+        privacy = run.task.privacy
+        if kept.is_file():
+            out.print(coverage_table(calibrated.read(kept.parent)))
+        elif privacy is None or privacy.public_test:
+            out.print(coverage_table(conformal.fit(run)))
 
 
 def map_table(rows: dict[str, dict[str, float]]) -> Table:

@@ -181,10 +181,17 @@ def scale_of(p: Predictive, spread: Tensor) -> Tensor:
 
 
 def target_spread(run: Run) -> Tensor:
-    """Standard deviation [D] of real training targets in their own units; 1 where they are constant, or classes."""
+    """Standard deviation [D] of real training targets in their own units; 1 where they are constant, or classes.
+
+    Of a private run the unit in which its targets were standardised, which its model tells anyway; else 1.
+    """
     data = run.task.clients.data
     if data.kind != "real":
         return torch.ones(1)
+    if run.task.privacy is not None:
+        return (
+            data.y.new_ones(data.y.shape[1:]).double() if data.target_scale is None else data.target_scale.std.double()
+        )
     spread = _targets(run, data.y).double().std(0, correction=0)
     return torch.where(spread > 0, spread, 1.0)
 

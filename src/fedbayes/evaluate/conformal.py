@@ -24,7 +24,7 @@ from fedbayes import scores as of
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate.binomial import exact_band, exact_interval
 from fedbayes.evaluate.calibration import Held, held_out, target_spread, temperature, tempered
-from fedbayes.evaluate.noised import cautious, check_noised, coarse, noised, noised_hits, source_of
+from fedbayes.evaluate.noised import cautious, check_noised, check_public, coarse, noised, noised_hits, source_of
 from fedbayes.model.predictive import Predictive
 from fedbayes.runs.calibrated import Calibrated, class_scores, quantiles_of, scale_of
 from fedbayes.training.run import Run
@@ -75,6 +75,8 @@ def fit(
     every site adds noise to its histogram before it leaves it, and to how often promises hold there; sizes are not
     told. `private_seed` is for tests, and NOT PRIVATE.
     """
+    if epsilon is None:
+        check_public(run.task.privacy)
     for name, share in {"coverage": coverage, "confidence": confidence}.items():
         if share is not None and not 0 < share < 1:
             raise InputError(f"{name} must be above 0 and below 1, not {share}")
@@ -184,8 +186,10 @@ def mixes(run: Run, held: Held, gathered: Gathered, way: str) -> Tensor:
     if held.p.kind != "classes":
         return torch.ones(len(held.sites), 1, dtype=torch.float64)
     if way != "unlabelled":
-        trained = run.task.clients.label_counts().double()
-        return torch.stack([of.mix_of_labels(n.sum(1) + t, sums) for n, t in zip(gathered.own, trained)])
+        labels = torch.stack([n.sum(1) for n in gathered.own])
+        if run.task.privacy is None:  # of whose training rows nothing is told without noise
+            labels += run.task.clients.label_counts()
+        return torch.stack([of.mix_of_labels(n, sums) for n in labels])
     probs = tempered(held.p, temperature(run, held=held)).cpu()
     rows = torch.cat(held.sites).unique()
     source = probs[rows].mean(0)  # what EM must take the predictions for, for it to find the mix of these rows again

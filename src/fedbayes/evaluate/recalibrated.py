@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbayes import scores as of
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate.calibration import Held, held_out
+from fedbayes.evaluate.noised import check_public
 from fedbayes.scores.proper import FLOOR
 from fedbayes.scores.recalibrate import EDGES
 from fedbayes.training.run import Run
@@ -36,6 +37,7 @@ class Maps(NamedTuple):
 
 def fit(run: Run, how: str = "temperature", *, held: Held | None = None) -> Maps:
     """Maps by site and for all, from sums over held-out rows; a site of few rows leans on those of all."""
+    check_public(run.task.privacy, "maps", mend="")
     held = held or held_out(run)
     if held.p.kind != "classes":
         raise InputError(f"recalibration: the run predicts {held.p.kind}; maps of probabilities are for classes")

@@ -12,7 +12,7 @@ import torch
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate.conformal import BY_KIND, QUANTILES, THRESHOLDS, WAYS, WITHOUT_CLASSES, Gathered, default_way
-from fedbayes.evaluate.noised import cautious, check_noised
+from fedbayes.evaluate.noised import cautious, check_noised, check_public
 from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment, folder_name
 from fedbayes.flower.border import LARGEST, Refusal, guarded, listed, opened, whole
@@ -64,7 +64,9 @@ def calibrate(
     way = way or default_way(job.kind, noisy=epsilon is not None)
     about = _about(job.kind, way, score, {"coverage": coverage, "penalty": penalty, "free": free})
     about |= {"confidence": confidence or 0.0, "spread": spread_at(job.task), "epsilon": epsilon or 0.0}
-    if epsilon is not None:
+    if epsilon is None:
+        check_public(job.task.privacy)
+    else:
         check_noised(about["way"], about["score"], epsilon)
     classes = job.task.clients.data.classes if job.kind == "classes" else 1
     edges = job_edges(about, classes)
@@ -160,6 +162,7 @@ def _made(job: Job, about: Head, sums: Gathered, told: dict[int, Told], confiden
 def watch(experiment: Experiment, folder: str | Path, post: Post, *, alpha: float = 0.05) -> list[State]:
     """Let every client that has a stream bet on what has come into it; writes what they say into the run's folder."""
     job = Job(experiment, folder, post)
+    check_public(job.task.privacy, "fortunes of bets", mend="")
     states = []
     for k, state in job.ask(WATCH, {"alpha": alpha}, {}, _state):
         state.site, state.alpha = job.task.clients.name(k), alpha

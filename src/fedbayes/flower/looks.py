@@ -14,7 +14,7 @@ from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.errors import InputError, one_line
 from fedbayes.evaluate.calibration import target_spread
 from fedbayes.evaluate.conformal import QUANTILES, THRESHOLDS, Gathered, edges_of, site_histograms
-from fedbayes.evaluate.noised import check_noised, coarse, noised, noised_hits, source_of
+from fedbayes.evaluate.noised import check_noised, check_public, coarse, noised, noised_hits, source_of
 from fedbayes.evaluate.stream import read_stream
 from fedbayes.evaluate.watch import watch as watch_of
 from fedbayes.federation.kept import apart
@@ -65,18 +65,20 @@ def _predicted(node: Node, run: Run, rows: Tensor) -> tuple[Predictive, Tensor]:
     return p, y if data.target_scale is None else data.target_scale.undo(y)
 
 
-def _check(head: Head) -> None:
+def _check(node: Node, head: Head) -> None:
     """Refuse what would show rows that noise must hide, whatever the server asks for."""
     try:
         if head["epsilon"]:
             check_noised(head["way"], head["score"], head["epsilon"])
+        else:
+            check_public(node.task.privacy)
     except InputError as error:
         raise Refused(one_line(error)) from error
 
 
 def _histograms(node: Node, run: Run, head: dict[str, Any]) -> tuple[Tensor, Predictive, Tensor, Tensor]:
     """Counts of the calibrating half, its predictions and targets, and the edges."""
-    _check(head)
+    _check(node, head)
     rows, _ = halves(node)
     if not len(rows):
         raise Refused("it has no test rows")
@@ -173,11 +175,11 @@ def watch(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
     """Bet on what has come into the client's stream since the last look; its state stays with the client."""
     if node.stream is None:
         raise Refused('it has no stream: start its node with --node-config "stream=/path/stream.csv"')
-    run = run_of(node, letter, like)
-    head = letter.head
+    head, run = letter.head, run_of(node, letter, like)
     name = node.task.clients.name(node.client)
     home = None if node.state is None else Path(node.state) / re.sub(r"[^A-Za-z0-9_.-]+", "-", str(head["run"]))
     try:
+        check_public(node.task.privacy, "fortunes of bets", mend="")
         with quick_cpu(), tensor_cores(node.task.precision):
             made = watch_of(run, name, alpha=head["alpha"], labels=bool(node.label), folder=home)
             stream = read_stream(Path(node.stream), run, label=node.label)
