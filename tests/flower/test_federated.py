@@ -350,7 +350,7 @@ def test_a_node_that_was_turned_away_may_try_again(tiny: Experiment, tmp_path: P
 
 
 def test_two_nodes_cant_speak_for_one_client(tiny: Experiment, tmp_path: Path) -> None:
-    x = replace(tiny, rounds=1)
+    x = replace(tiny, rounds=1, data="flower_code:site")
     taken = only(2, lambda a: _with(a, head={"client": 0}), kind="query")
     record = federate(x, tmp_path, InProcess(carried(x), spoil=taken)).journal[0]
     assert any("another node speaks for client 0 already" in note for note in record["notes"])

@@ -1,10 +1,12 @@
 """Keys and client numbers: a place stays with its key, the operator's name outranks it, a lost one is given back."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from in_process import InProcess, Spoil
 from typer.testing import CliRunner
@@ -142,6 +144,42 @@ def test_rows_that_the_server_knows_are_those_of_the_card(tiny: Experiment, tmp_
     x = replace(tiny, rounds=1)
     record = federate(x, tmp_path, InProcess(carried(x), spoil=more)).journal[0]
     assert any("rows is 10000, but client 1 has 20: use the same data" in note for note in record["notes"])
+
+
+def test_test_rows_that_the_server_knows_are_those_of_the_card(tiny: Experiment, tmp_path: Path) -> None:
+    def more(kind: str, k: int, letter: Letter, answer: Answer) -> Answer:
+        assert isinstance(answer, Letter)
+        return Letter({**answer.head, "test_rows": 10**9}, answer.arrays) if (kind, k) == ("query", 1) else answer
+
+    x = replace(tiny, rounds=1, flower={**tiny.flower, "client_scores": True})
+    record = federate(x, tmp_path, InProcess(carried(x), spoil=more)).journal[0]
+    (note,) = [note for note in record["notes"] if "turned away" in note]
+    assert re.search(r"test_rows is 1000000000, but client 1 has \d+: use the same data", note)
+
+
+def liar(kind: str, k: int, letter: Letter, answer: Answer) -> Answer:
+    """Client 1 says that it has a million test rows, and that all are predicted right."""
+    assert isinstance(answer, Letter)
+    if k == 1 and kind == "query":
+        return Letter({**answer.head, "test_rows": 10**6}, answer.arrays)
+    if k == 1 and kind.startswith("evaluate"):
+        right = {name: np.zeros_like(a) for name, a in answer.arrays.items()}
+        return Letter(answer.head, right | {name: np.array(1e6) for name in ("count", "correct")})
+    return answer
+
+
+def test_who_says_that_it_has_most_of_the_test_rows_is_named_and_stops_nobody(tiny: Experiment, tmp_path: Path) -> None:
+    options = {"epochs": 1, "batch": 8}
+    x = replace(tiny, data="flower_code:site", method="fedper", options=options, target_accuracy=0.99)
+    honest = federate(x, tmp_path / "honest", InProcess(carried(x))).journal
+    assert not any("test rows" in note for record in honest for note in record.get("notes", []))
+    made = federate(x, tmp_path / "spoilt", InProcess(carried(x), spoil=liar)).journal
+    assert len(made) == x.rounds
+    for record in made:
+        assert record["test"]["accuracy"] > 0.99
+        assert "stopped" not in record
+        for words in ("client 1 has 1000000 of the 1000016 test rows", "by the clients' own word: it stops nobody"):
+            assert any(words in note for note in record["notes"]), record["notes"]
 
 
 def test_rows_are_bounded_where_the_server_does_not_know_them(tiny: Experiment, tmp_path: Path) -> None:

@@ -138,17 +138,21 @@ class Card(NamedTuple):
     test_rows: int
 
 
-def card_of(answer: Answer, expected: Head, sizes: Sequence[int], most: int) -> Card:
-    """A node's card: a client of the experiment, with the rows that the server knows of, or a bounded number."""
+def card_of(answer: Answer, expected: Head, sizes: Sequence[tuple[int, int]], most: int) -> Card:
+    """A node's card: a client of the experiment, with the rows that the server knows of, or bounded numbers.
+
+    `sizes` are the training and test rows of each client; no training rows where the server does not know them.
+    """
     head = opened(answer, expected).head
     client = head.get("client")
     if type(client) is int and client >= len(sizes):
         raise Refused(f"its client number {shown(client)} is not below {len(sizes)}: see its partition-id")
     tops = (len(sizes) - 1, most, most)
     card = Card(*(whole(head, name, 0, top) for name, top in zip(Card._fields, tops)))
-    known = int(sizes[card.client])
-    if known and card.rows != known:
-        raise Refused(f"rows is {card.rows}, but client {card.client} has {known}: use the same data everywhere")
+    known = sizes[card.client]
+    for name, value, own in zip(Card._fields[1:], card[1:], known):
+        if known[0] and value != own:
+            raise Refused(f"{name} is {value}, but client {card.client} has {own}: use the same data everywhere")
     return card
 
 

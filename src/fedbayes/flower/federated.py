@@ -148,7 +148,8 @@ def federated(post: Post) -> Carrier:
         if not rolls:  # nodes are asked who they are once for all methods of a comparison
             least = max(settings.min_clients, 3 if settings.secure else 1)  # below three a sum says too much of one
             clock.deadline = Deadline(settings.quorum, settings.slack, least)
-            rolls.append(Roll(clock, head, task.clients.sizes.tolist(), settings, Places(settings.places)))
+            sizes = [*zip(task.clients.sizes.tolist(), task.clients.test.sizes.tolist())]
+            rolls.append(Roll(clock, head, sizes, settings, Places(settings.places)))
         rolls[0].places.keep_in(folder)
         engine = Remote(task, rolls[0], settings, head)
         clock.sign = Sign(folder, names=not task.hides_cohorts)

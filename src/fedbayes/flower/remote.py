@@ -144,7 +144,18 @@ class Remote:
                 self.roll.count(reply)
             else:
                 scores[client] = reply.sums
+        self._weigh({k: int(sums["count"]) for k, sums in scores.items()})
         yield from sorted(scores.items())
+
+    def _weigh(self, rows: Mapping[int, int]) -> None:
+        """Name who has most of the rows that scores are of, where that is its own word alone."""
+        most = max(rows, key=lambda k: rows[k], default=None)
+        total = sum(rows.values())
+        if most is not None and len(rows) > 2 and 2 * rows[most] > total and not self.roll.sizes[most][0]:
+            self.asking.notes.append(
+                f"client {most} has {rows[most]} of the {total} test rows that the scores are of, by its own word; "
+                "max_rows bounds it"
+            )
 
     def _ask(self, order: Order, own: OwnState, nodes: Mapping[int, int]) -> Iterator[tuple[int, Answer]]:
         sent = write(order.broadcast, self.settings.coding)

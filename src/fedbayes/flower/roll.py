@@ -25,10 +25,12 @@ class Away(NamedTuple):
 class Roll:
     """Cards by node, and the nodes that were turned away; those are asked again, after twice as long each time.
 
-    `sizes` are the rows of each client as far as the server knows them, 0 where it does not.
+    `sizes` are the training and test rows of each client as far as the server knows them, 0 where it does not.
     """
 
-    def __init__(self, post: Post, head: Head, sizes: Sequence[int], settings: Settings, places: Places) -> None:
+    def __init__(
+        self, post: Post, head: Head, sizes: Sequence[tuple[int, int]], settings: Settings, places: Places
+    ) -> None:
         self.post, self.head, self.sizes, self.settings, self.places = post, head, sizes, settings, places
         self.cards: dict[int, Card] = {}
         self.turned_away: dict[int, Away] = {}

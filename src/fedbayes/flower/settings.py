@@ -62,7 +62,9 @@ class Settings:
         "who may speak for a client: the owner of its key, or of its name", name_in(PLACES), default="keys"
     )
     max_rows: int = option(
-        "rows that a client may say it has, where the server does not know them", at_least_one, default=10**9
+        "rows that a client may say it has, to train and to test, where the server does not know them",
+        at_least_one,
+        default=10**9,
     )
     max_offences: int = option(
         "replies that can't be used, after which a client is put aside; 0: never", whole(0), default=3

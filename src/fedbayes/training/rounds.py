@@ -187,7 +187,11 @@ def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
     if task.target_loss is not None and loss is not None and loss <= task.target_loss:
         why = f"the training loss is {loss:.4f}, asked for {task.target_loss}"
     if task.target_accuracy is not None and accuracy is not None and accuracy >= task.target_accuracy:
-        why = f"the accuracy is {accuracy:.4f}, asked for {task.target_accuracy}"
+        reached = f"the accuracy is {accuracy:.4f}, asked for {task.target_accuracy}"
+        if task.elsewhere is None or task.program.prediction.whole:
+            why = reached
+        else:  # one of those who scored their personal models could end everybody's training by a lie
+            record["notes"] = [*record.get("notes", ()), f"{reached}, by the clients' own word: it stops nobody"]
     if record["cohort"] and list(record["left_out"].values()) == [LEFT_OUT] * record["cohort"]:
         why = record["diverged"] = (
             f"round {record['round']}: nobody is left, the uploads of all {record['cohort']} clients were not finite; "

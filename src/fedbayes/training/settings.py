@@ -275,7 +275,7 @@ class Judging:
     )
     target_loss: float | None = option("stop when the training loss is as low", finite, default=None)
     target_accuracy: float | None = option(
-        "stop when the accuracy on the test set is as high",
+        "stop when the accuracy on the test set is as high; scores that clients send over Flower stop nobody",
         up_to_one._replace(words="a share in (0, 1]"),
         default=None,
     )
