@@ -229,3 +229,12 @@ def test_what_can_t_be_watched_says_so(blobs, tmp_path):
     watched.path_of(tmp_path, "0").write_bytes(b"PK nothing")
     with pytest.raises(InputError, match="the watch begins anew"):
         fb.watch(blobs, 0, folder=tmp_path)
+
+
+def test_a_file_that_can_t_be_read_is_named_and_the_others_are_on_the_page(blobs, tmp_path):
+    watch = fb.watch(blobs, 0, folder=tmp_path)
+    watch.update(rows(blobs, 20)[0])
+    watched.path_of(tmp_path, "bad").write_bytes(b"no archive")
+    with pytest.warns(UserWarning, match="a watch was left out: .*bad.npz can't be read"):
+        page = write_page(tmp_path).read_text()
+    assert "all 1 sites are quiet" in page

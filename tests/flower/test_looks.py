@@ -11,13 +11,15 @@ from fedbayes.errors import InputError
 from fedbayes.evaluate.conformal import THRESHOLDS, Gathered
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.flower import looks
+from fedbayes.flower.border import Refusal, guarded
 from fedbayes.flower.federated import carried, run
-from fedbayes.flower.jobs import calibrate, watch
+from fedbayes.flower.jobs import _state, calibrate, watch
 from fedbayes.flower.kept import in_file
 from fedbayes.flower.node import CALIBRATE, PROMISE, WATCH, Node
 from fedbayes.flower.wire import Letter
 from fedbayes.report.watch import write_page
 from fedbayes.runs import calibrated, watched
+from fedbayes.runs.watched import State
 from fedbayes.scores.label_shift import mix_of_labels, quantile_of_quantiles
 
 EXPERIMENT = Experiment(
@@ -210,6 +212,39 @@ def test_watches_stay_at_home_and_go_on(trained, tmp_path):
     home = next((tmp_path / "node-1").rglob("*.npz"))
     assert watched.read(home).alarms == states["1"].alarms
     assert "1 of 2 sites have changed" in write_page(folder).read_text()
+
+
+WATCHES = {
+    "plain": ({}, True),
+    "a name of 17 million letters": ({"channels": ["x" * 17_000_000]}, False),
+    "a name of escape codes": ({"channels": ["\x1b[31m<script>"]}, False),
+    "a name twice": ({"channels": ["energy", "energy"], "kinds": ["inputs", "inputs"]}, False),
+    "an alarm": ({"alarms": ["3|energy|inputs|closed up"]}, True),
+    "an alarm after more rows than were seen": ({"alarms": ["6|energy|inputs|rose"]}, False),
+    "an alarm after 10^4000 rows": ({"alarms": ["9" * 4000 + "|energy|inputs|rose"]}, False),
+    "an alarm that says what none does": ({"alarms": ["3|energy|inputs|\x1b[2J"]}, False),
+    "a history of rows that were not seen": ({"history": np.array([[6.0, 0.1]])}, False),
+    "a history that overflows": ({"history": np.array([[1.0, 1e308], [2.0, -1e308]])}, False),
+    "a fortune that overflows": ({"logs": np.array([1e308])}, False),
+}
+
+
+@pytest.mark.parametrize("what", WATCHES)
+def test_what_a_node_tells_of_its_watch_leaves_the_page_of_the_others(tmp_path, what):
+    change, taken = WATCHES[what]
+    head = {"rows": 5, "reference": 10, "alarms": [], "channels": ["energy"], "kinds": ["inputs"]}
+    arrays = {"history": np.array([[5.0, 0.1]]), "logs": np.array([0.1])}
+    told = {**head, **arrays, **change}
+    letter = Letter({name: told[name] for name in head}, {name: told[name] for name in arrays})
+    state = guarded(1, _state, letter, {}, 10)
+    assert isinstance(state, State) == taken
+    if taken:
+        watched.write(watched.path_of(tmp_path, "1"), state)
+        assert write_page(tmp_path).is_file()
+    else:
+        assert isinstance(state, Refusal)
+        assert state.offence
+        assert len(state.reason) < 200
 
 
 def test_a_client_without_a_stream_says_what_is_missing(trained):

@@ -113,13 +113,13 @@ def listed(head: Head, name: str, kind: type[Value], most: int) -> list[Value]:
     return values
 
 
-def names(values: list[str]) -> tuple[str, ...]:
-    """Names of training figures: few, plain, each once."""
+def names(values: list[str], what: str = "training figure") -> tuple[str, ...]:
+    """Names of training figures, or of something else: few, plain, each once."""
     for name in values:
         if type(name) is not str or not NAME.fullmatch(name):
-            raise Refused(f"a training figure can't be named {_brief(name)}: use letters, digits, and . _ -")
+            raise Refused(f"a {what} can't be named {_brief(name)}: use letters, digits, and . _ -")
     if len(values) > FIGURES or len({*values}) < len(values):
-        raise Refused(f"it names {len(values)} training figures; at most {FIGURES}, each once, can be reported")
+        raise Refused(f"it names {len(values)} {what}s; at most {FIGURES}, each once, can be reported")
     return tuple(values)
 
 

@@ -15,7 +15,7 @@ from fedbayes.evaluate.conformal import BY_KIND, QUANTILES, THRESHOLDS, WAYS, WI
 from fedbayes.evaluate.noised import cautious, check_noised, check_public
 from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment, folder_name
-from fedbayes.flower.border import LARGEST, Refusal, guarded, listed, opened, whole
+from fedbayes.flower.border import LARGEST, WEIGHT, Refusal, guarded, listed, names, opened, whole
 from fedbayes.flower.counting import secure_counts
 from fedbayes.flower.federated import carried, federated
 from fedbayes.flower.looks import COUNTS, job_edges, spread_at
@@ -272,28 +272,31 @@ def _state(answer: Answer, expected: Head, rows: int) -> State:
     """What a client tells of its watch, as a state without counts: they stay at home."""
     letter = opened(answer, expected)
     seen, reference = whole(letter.head, "rows", 0, 2**53), whole(letter.head, "reference", 0, 2**53)
-    names, kinds = (listed(letter.head, name, str, 32) for name in ("channels", "kinds"))
-    if not names or len(names) != len(kinds) or not {*kinds} <= {*watched.KINDS}:
+    scores, kinds = (listed(letter.head, name, str, 32) for name in ("channels", "kinds"))
+    if not scores or len(scores) != len(kinds) or not {*kinds} <= {*watched.KINDS}:
         raise Refused("its channels have no known kinds")
-    logs = _array(letter, "logs", (len(names),))
+    names(scores, "channel")
+    logs = _array(letter, "logs", (len(scores),))
     history = letter.arrays.get("history")
-    if not isinstance(history, np.ndarray) or history.size > (watched.LONGEST + 1) * (1 + len(names)):
+    if not isinstance(history, np.ndarray) or history.size > (watched.LONGEST + 1) * (1 + len(scores)):
         raise Refused("its history is too long")
-    history = history.reshape(-1, 1 + len(names))
-    if history.dtype != np.float64 or not np.isfinite(history).all() or not np.isfinite(logs).all():
-        raise Refused("its history holds what is no number")
-    alarms = [_alarm(text, names) for text in listed(letter.head, "alarms", str, 32)]
+    history = history.reshape(-1, 1 + len(scores))
+    if history.dtype != np.float64 or not (np.abs([*history.flat, *logs]) <= WEIGHT).all():
+        raise Refused(f"its history holds what is no number, or beyond {WEIGHT:g}")
+    if ((history[:, 0] < 0) | (history[:, 0] > seen)).any():
+        raise Refused(f"its history is of rows outside the {seen} that it has seen")
+    alarms = [_alarm(text, scores, seen) for text in listed(letter.head, "alarms", str, 32)]
     channels = [
         Channel(name, kind, np.zeros((1, 1)), bets.Fortune(seen, np.array([log])))
-        for name, kind, log in zip(names, kinds, logs)
+        for name, kind, log in zip(scores, kinds, logs)
     ]
     return State("", 0.05, 0, reference, channels, rows=seen, history=history.tolist(), alarms=alarms)
 
 
-def _alarm(text: str, names: list[str]) -> Alarm:
+def _alarm(text: str, scores: list[str], seen: int) -> Alarm:
     row, score, kind, how = text.split("|")
-    if score not in names or kind not in watched.KINDS or len(how) > 20 or not row.isdecimal():
-        raise Refused("its alarm can't be read")
+    if score not in scores or kind not in watched.KINDS or how not in watched.HOW or not 1 <= int(row) <= seen:
+        raise Refused(f"its alarm can't be read, or is of no row of the {seen} that it has seen")
     return Alarm(int(row), "", score, kind, how)
 
 

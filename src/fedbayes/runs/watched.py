@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedbayes.runs import martingale as bets
 
 FOLDER = "watch"
 KINDS = {"inputs": "the inputs changed", "label mix": "the mix of labels changed", "noise": "labels are noisier"}
+HOW = frozenset({*bets.MEANING, "changed"})  # what an alarm may say of its score
 SETTLED = 50  # rows after the first alarm by which its kind is settled: at first the quickest score speaks alone
 LONGEST = 512  # points of a history
 MEND = "delete it, and the watch begins anew"
@@ -194,8 +196,14 @@ def read(path: Path) -> State:
 
 
 def states_in(folder: str | Path) -> list[State]:
-    """The watches of a run's folder, by site."""
-    return [read(path) for path in sorted((Path(folder) / FOLDER).glob("*.npz"))]
+    """The watches of a run's folder, by site; a file that can't be read is named, and the others are."""
+    states = []
+    for path in sorted((Path(folder) / FOLDER).glob("*.npz")):
+        try:
+            states.append(read(path))
+        except InputError as error:
+            warnings.warn(f"a watch was left out: {error}", stacklevel=2)
+    return states
 
 
 def at(folder: str | Path, site: str) -> State | None:
