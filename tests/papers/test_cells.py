@@ -298,4 +298,5 @@ def test_of_many_cells_a_few_are_named(tmp_path):
     said = []
     train(table()._replace(cells=lambda: many), tmp_path, say=said.append, scale="tiny")
     named = ", ".join(f"digits FedAvg split {k}" for k in range(3))
-    assert said[0] == f"{named}, 3 more: 6 runs of 1 rounds"
+    assert said[0] == "6 runs to train, those of one program together (1)"
+    assert said[1] == f"{named}, 3 more: 6 runs of 1 rounds"

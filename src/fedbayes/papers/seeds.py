@@ -37,17 +37,23 @@ def train(table: Table[Experiment], output: Path, request: Request) -> None:
     """
     folder = output / "cells" / request.scale
     missing: dict[str, tuple[Cell[Experiment], Experiment]] = {}
+    there = 0
     for cell in chosen(table.cells(), request.only):
         base = replace(table.scales[request.scale](cell.experiment), **request.changes)
         for seed in request.seeds:
             experiment = replace(base, seed=seed)
             name = file_name(table.family, cell, experiment)
             path = folder / name
+            there += path.is_file()
             if not path.is_file():
                 missing[name] = cell, experiment
             elif other := otherwise(json.loads(path.read_text(encoding="utf-8")), experiment):
                 request.say(f"{cell.title}: kept, though made with {other}; without {path} it is trained anew")
-    for names in _groups(missing):
+    groups = list(_groups(missing))
+    if missing:
+        kept = f", {there} are there already" if there else ""
+        request.say(f"{len(missing)} runs to train, those of one program together ({len(groups)}){kept}")
+    for names in groups:
         members = {name: missing[name] for name in names}
         _train_group(members, folder, request.keep, request.say, request.watch or Watch())
 
