@@ -231,7 +231,7 @@ def test_noise_has_its_deviation_whoever_came_and_floors_hold() -> None:
 
 # Methods whose rounds can be private.
 TAKEN = (
-    *("fedavg", "fedprox", "fedpa", "fedavg_pf", "fedppd"),
+    *("fedavg", "fedprox", "fedpa", "fedppd"),
     *("feduab", "fedvi", "fedivon", "pvi", "bayes_admm", "fedlap_cov"),
 )
 REASONS = "every upload|keep a vector|personal|no sum of changes|start from points|posterior of all rows"
@@ -287,6 +287,19 @@ def test_what_would_show_clients_is_refused_by_name(options: dict[str, Any], wor
     with pytest.raises(InputError, match=words) as caught:
         fb.fit(network(), sites(), rounds=2, cohort=2, **{**PRIVATE, **options})
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("level", ["clients", "rows"])
+@pytest.mark.parametrize("refine", ["flow", "laplace"])
+def test_what_is_gathered_for_personal_models_is_refused_before_training_and_after(level: str, refine: str) -> None:
+    private = {**PRIVATE, "private": level}
+    plain = {"weighting": "equal", "epochs": 1, "batch": 8}
+    with pytest.raises(InputError, match=r'^private: .*personal models .*set refine = "tune"$'):
+        fb.fit(network(), sites(), method=fb.methods.fedavg(**plain, refine=refine), rounds=1, **private)
+    run = fb.fit(network(), sites(), method=fb.methods.fedavg(**plain), rounds=1, **private)
+    with pytest.raises(InputError, match=r'^private: .*personal models .*set refine = "tune"$'):
+        run.refined(refine)
+    assert run.refined("none").personal(0).parts.keys() == {"model"}
 
 
 def test_batch_norm_is_refused() -> None:

@@ -20,6 +20,7 @@ from fedbayes.model.predictive import Predictive, predictive
 from fedbayes.posterior.values import Parts, Point
 from fedbayes.scores import SUMS
 from fedbayes.scores.additive import Sums
+from fedbayes.training.private import check_gathered
 from fedbayes.training.task import Federation, Task, with_program
 
 Models = list[tuple[int, Parts]]  # pairs of client and parts
@@ -162,5 +163,8 @@ def refined_task(task: Task, **options: Any) -> Task:
         raise InputError('laplace: after training, posteriors are fitted at the end; set laplace = "end"')
     data = task.clients.data
     x, y = data.x[:1].to(task.device), data.y[:1].to(task.device)
-    program = task.program.personal.plain or task.program
-    return with_program(task, refined_program(program, refinement, x, y, int(task.clients.sizes.max())))
+    plain = task.program.personal.plain or task.program
+    program = refined_program(plain, refinement, x, y, int(task.clients.sizes.max()))
+    if task.privacy is not None:
+        check_gathered(program)
+    return with_program(task, program)

@@ -178,6 +178,7 @@ def with_privacy(
                 raise InputError(f"{name}: the run is not private; set private = '{CLIENTS}' or '{ROWS}'")
         return program, None
     library()
+    check_gathered(program)
     if options.private == CLIENTS:
         run = private_run(options, {WHOLE: (cohort / len(sizes), 1)}, told, SHARE / len(sizes))
         return with_private_sums(program, Mechanism(run.clip, run.noise, cohort), rows), run
@@ -193,6 +194,15 @@ def with_privacy(
     own, batch = program.options, phases[0].batch
     more = {ROW_CLIP: run.clip, ROW_NOISE: run.noise, ROW_BATCH: float(batch)}
     return program._replace(options=lambda number: {**own(number), **more}), run
+
+
+def check_gathered(program: Program) -> None:
+    """Refuse personal models for which clients send something beside the rounds."""
+    if program.personal.gather is not None:
+        raise InputError(
+            "private: the posteriors that clients send for one another's personal models have no noise and are in no "
+            'account; set refine = "tune"'
+        )
 
 
 def _steps(n: int, phase: Phase) -> tuple[float, int]:
