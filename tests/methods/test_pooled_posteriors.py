@@ -176,6 +176,39 @@ def test_loop_and_stacked_engines_agree():
     torch.testing.assert_close(ends[0].covariance, ends[1].covariance, atol=1e-8, rtol=1e-8)
 
 
+def alike(count, last=1.0):
+    """Clients that all have the same rows, but that those of the last are multiplied."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 2, generator=random)
+    y = (x.sum(1) + torch.randn(30, generator=random) > 0).long()
+    return fb.data.from_clients([*[(x, y)] * (count - 1), (last * x, y)], (x, y))
+
+
+@pytest.mark.parametrize("prior", ["fixed", "evidence"])
+@pytest.mark.parametrize("options", [{"cohort": 4}, {"dropout": 0.5}, {"cohort": 6, "dropout": 0.4}], ids=str)
+def test_clients_that_came_stand_for_those_that_did_not(prior, options):
+    method = fb.methods.laplace(prior=prior)
+    whole = fb.fit(linear(), alike(8), method=method, rounds=6)
+    some = fb.fit(linear(), alike(8), method=method, rounds=6, **options)
+    assert any(record["cohort"] < 8 for record in some.journal)
+    torch.testing.assert_close(some.posterior.mean, whole.posterior.mean, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(some.posterior.covariance, whole.posterior.covariance, atol=1e-5, rtol=1e-4)
+
+
+def test_clients_that_are_left_out_are_stood_for_too():
+    method = fb.methods.laplace(prior="fixed")
+    whole = fb.fit(linear(), alike(4), method=method, rounds=1)
+    with pytest.warns(UserWarning, match="left out"):
+        some = fb.fit(linear(), alike(4, 1e38), method=method, rounds=1)
+    assert len(some.journal[0]["left_out"]) == 1
+    torch.testing.assert_close(some.posterior.covariance, whole.posterior.covariance, atol=1e-5, rtol=1e-4)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(2, 2)
+
+
 def network(columns, hidden):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(columns, hidden), nn.Tanh(), nn.Linear(hidden, 2)).double()

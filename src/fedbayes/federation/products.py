@@ -49,7 +49,21 @@ def full_product(total: dict[str, Tensor], reference: Posterior) -> FullGaussian
 
 def with_precision(q: FullGaussian, before: Tensor, after: Tensor) -> FullGaussian:
     """q with another prior N(0, 1 / precision): `before` and `after` are its precisions [P]; in q's own dtype."""
-    shift, precision = (t.double() for t in FullGaussian(q.mean.double(), q.tril.double()).naturals())
-    precision = precision + (after - before).diag()
+    shift, precision = _naturals(q)
+    return _normal(shift, precision + (after - before).diag(), q)
+
+
+def with_likelihood(q: FullGaussian, prior: Tensor, times: float) -> FullGaussian:
+    """q with its likelihood to the power `times`; `prior` are the precisions [P] of its prior N(0, 1 / precision)."""
+    shift, precision = _naturals(q)
+    return _normal(times * shift, times * precision + (1 - times) * prior.diag(), q)
+
+
+def _naturals(q: FullGaussian) -> tuple[Tensor, Tensor]:
+    shift, precision = FullGaussian(q.mean.double(), q.tril.double()).naturals()
+    return shift.double(), precision.double()
+
+
+def _normal(shift: Tensor, precision: Tensor, like: FullGaussian) -> FullGaussian:
     tril = from_precision(precision)
-    return FullGaussian((tril @ (tril.mT @ shift)).to(q.mean), tril.to(q.mean), q.layout)
+    return FullGaussian((tril @ (tril.mT @ shift)).to(like.mean), tril.to(like.mean), like.layout)

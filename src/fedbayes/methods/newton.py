@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbayes.clients.client import Client, Info, Upload
 from fedbayes.clients.newton import STANDS_FOR, newton, option_of, prior_precision
 from fedbayes.errors import InputError
-from fedbayes.federation.products import with_precision
+from fedbayes.federation.products import with_likelihood, with_precision
 from fedbayes.federation.program import Context, Personal, Pooling, Prediction, Program, Stage
 from fedbayes.federation.rules import RULES
 from fedbayes.federation.weighting import weighting_named
@@ -40,8 +40,8 @@ class Laplace(Method):
     A round is a Newton step: clients send gradient and Gauss-Newton matrix of their rows at the broadcast mean, as a
     normal times the prior, and the server multiplies them. For logistic regression a few rounds end at the pooled
     maximum and its Laplace approximation. The prior's precision of each named tensor follows the evidence (MacKay,
-    1992). A message has the square of the number of weights. In a cohort that is not all, rows count for as many as
-    the federation has; such rounds end at no fixed posterior.
+    1992). A message has the square of the number of weights. In a cohort that is not all, or of which some are gone,
+    rows count for as many as the federation has; such rounds end at no fixed posterior.
     """
 
     name: ClassVar[str] = "laplace"
@@ -77,7 +77,7 @@ class Laplace(Method):
             {"model": first},
             lambda number: told,
             pooling,
-            (newton_step(layout, self.step, self.prior == "evidence", self.prior_scale**-2),),
+            (newton_step(layout, self.step, self.prior == "evidence", self.prior_scale**-2, setting.cohort),),
             Prediction(draws=self.test_draws),
             Personal(rounded(client)),
         )
@@ -118,10 +118,11 @@ def rounded(client: Client) -> Client:
     return client._replace(finish=finish)
 
 
-def newton_step(layout: Layout, share: float, by_evidence: bool, first: float) -> Stage:
+def newton_step(layout: Layout, share: float, by_evidence: bool, first: float, cohort: int) -> Stage:
     """The prior of the highest evidence, then a share of the step; in the network's precision from there on.
 
-    Its state is the prior's precision of each tensor, of which the next round's clients are told.
+    Clients that came count for the whole cohort. Its state is the prior's precision of each tensor, of which the next
+    round's clients are told.
     """
 
     def init(parts: Parts) -> dict[str, Tensor]:
@@ -130,6 +131,9 @@ def newton_step(layout: Layout, share: float, by_evidence: bool, first: float) -
     def apply(context: Context, state: Any, parts: Parts) -> tuple[Parts, Any, dict[str, float]]:
         q, old = parts["model"], context.order.broadcast["model"].mean
         assert isinstance(q, FullGaussian)
+        if context.outcome.counted != cohort:
+            prior = prior_precision(layout, context.order.options, q.mean)
+            q = with_likelihood(q, prior, cohort / context.outcome.counted)
         if by_evidence and context.order.round >= SETTLED:
             q, state = fitted(q, layout, state)
         mean = torch.lerp(old.double(), q.mean, share)
