@@ -204,6 +204,14 @@ def test_clients_that_are_left_out_are_stood_for_too():
     torch.testing.assert_close(some.posterior.covariance, whole.posterior.covariance, atol=1e-5, rtol=1e-4)
 
 
+def test_a_personal_model_is_of_the_clients_own_rows_whatever_the_cohort():
+    method = fb.methods.laplace(prior="fixed")
+    ends = [fb.fit(linear(), alike(6), method=method, cohort=cohort, rounds=0).personal(0) for cohort in (6, 2, 1)]
+    for other in ends[1:]:
+        torch.testing.assert_close(other.parts["model"].covariance, ends[0].parts["model"].covariance)
+        torch.testing.assert_close(other.parts["model"].mean, ends[0].parts["model"].mean)
+
+
 def linear():
     torch.manual_seed(0)
     return nn.Linear(2, 2)

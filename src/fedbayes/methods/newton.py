@@ -79,7 +79,7 @@ class Laplace(Method):
             pooling,
             (newton_step(layout, self.step, self.prior == "evidence", self.prior_scale**-2, setting.cohort),),
             Prediction(draws=self.test_draws),
-            Personal(rounded(client)),
+            Personal(alone(client)),
         )
 
 
@@ -107,11 +107,12 @@ def in_double(broadcast: Parts) -> Parts:
     return map_tensors(broadcast, lambda t: t.double())
 
 
-def rounded(client: Client) -> Client:
-    """The client whose upload is its own model, in the network's precision."""
+def alone(client: Client) -> Client:
+    """The client whose upload is its own model, of its own rows, in the network's precision."""
 
     def finish(state: Any, info: Info) -> Upload:
-        done = client.finish(state, info)
+        once = {**info.options, STANDS_FOR: torch.ones_like(info.options[STANDS_FOR])}
+        done = client.finish(state, info._replace(options=once))
         like = info.broadcast["model"].mean
         return done._replace(parts=map_tensors(done.parts, lambda t: t.to(like.dtype)))
 
