@@ -9,8 +9,10 @@ from fedbayes.clients.laplace import CLASSIFIER, log_likelihood
 from fedbayes.clients.refine import first_directions, first_flow
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
+from fedbayes.methods import METHODS
 from fedbayes.model.classifier import group_of
 from fedbayes.model.likelihood import normal
+from fedbayes.options import options_of
 from fedbayes.posterior.flow import Flowed, Radial, reverse_kl
 from fedbayes.posterior.full import FullGaussian
 from fedbayes.posterior.spliced import Grafted
@@ -61,7 +63,11 @@ KINDS = {
     "feduab, laplace": {"refine": "laplace"},
     "bpfed, flow": FLOW,
     "pfedbayes, flow": FLOW,
+    "feddyn, flow": FLOW,
+    "fedlap, laplace, every round": {"refine": "laplace", "laplace": "every"},
+    "scaffold, flow, every round": {**FLOW, "laplace": "every"},
 }
+REFINING = [name for name, method in METHODS.items() if "refine" in options_of(method)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +90,19 @@ def test_engines_make_the_same_refined_models_alone_and_in_a_cohort(kind):
         assert not torch.equal(graft.mean, graft.base.mean)  # it went somewhere
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "lg_fedavg", "feduab"])
+@pytest.mark.parametrize("when", ["end", "every"])
+@pytest.mark.parametrize("method", REFINING)
+def test_every_method_refines_its_classifier(method, when):
+    server = {"server_data": torch.randn(64, 5)} if method == "fedbe" else {}
+    made = fb.methods.method_named(method, {**QUICK, **FLOW, "laplace": when})
+    run = fb.fit(network(), federation(), method=made, rounds=1, seed=2, **server)
+    assert isinstance(run.personal(0).parts["model"], Grafted)
+    assert 0 < run.personal_scores()["nll"] < 20
+    if run.task.program.prediction.whole:
+        assert 0 < run.scores()["nll"] < 20
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "lg_fedavg", "feduab", "feddyn", "scaffold"])
 def test_refinement_changes_nothing_of_the_training(method):
     plain, refined = trained(method), trained(method, **FLOW)
     for part, q in plain.progress.state.broadcast.items():

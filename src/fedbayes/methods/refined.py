@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from fedbayes.clients.client import Client
-from fedbayes.clients.laplace import CLASSIFIER, PRIORS, Laplace, standard, with_laplace
+from fedbayes.clients.laplace import CLASSIFIER, PRIORS, Finish, Laplace, standard, with_laplace
 from fedbayes.clients.refine import FLOW_PRIORS, Flow, grafted, refine
 from fedbayes.clients.trajectory import with_swag
 from fedbayes.errors import InputError
@@ -127,6 +127,10 @@ def refined_program(program: Program, refinement: Refinement, x: Tensor, y: Tens
         options=lambda number: {**options(number), **scalars},
     )
     pooled = isinstance(sent, Point) and shared
+    # Where personal models have a client of their own (feddyn), the training client's state is no state of that one.
+    same = tuned.start is plain.client.start
+    sender = plain.client if same or refinement.laplace == "every" else tuned
+    whole = tuned.finish if same else sender.finish
     if refinement.flow_prior == "own" and not isinstance(sent, Point):
         raise InputError('flow_prior: "own" is for a network of points; a normal over its weights is its own prior')
     if refinement.prior_of == "broadcast" and not (pooled and refinement.laplace == "every"):
@@ -136,19 +140,20 @@ def refined_program(program: Program, refinement: Refinement, x: Tensor, y: Tens
             raise InputError("posterior: swag is for a classifier of points that is shared; use laplace")
         return program
     if refinement.posterior == "swag":
-        return _pooled(
-            program, laplace._replace(structure="diag"), refinement.laplace, _swag(group, tuned, refinement, y, most)
-        )
-    return _pooled(program, laplace, refinement.laplace, lambda client: with_laplace(client, tuned.finish, laplace))
+        walk = _swag(group, whole, refinement, y, most)
+        return _pooled(program, laplace._replace(structure="diag"), refinement.laplace, sender, walk)
+    return _pooled(program, laplace, refinement.laplace, sender, lambda client: with_laplace(client, whole, laplace))
 
 
-def _swag(group: Group, tuned: Client, refinement: Refinement, y: Tensor, most: int) -> Callable[[Client], Client]:
+def _swag(group: Group, whole: Finish, refinement: Refinement, y: Tensor, most: int) -> Callable[[Client], Client]:
     return lambda client: with_swag(
-        client, tuned.finish, group, target=y[:1], rows=most, epochs=refinement.walk_epochs, batch=refinement.flow_batch
+        client, whole, group, target=y[:1], rows=most, epochs=refinement.walk_epochs, batch=refinement.flow_batch
     )
 
 
-def _pooled(program: Program, laplace: Laplace, when: str, sending: Callable[[Client], Client]) -> Program:
+def _pooled(
+    program: Program, laplace: Laplace, when: str, sender: Client, sending: Callable[[Client], Client]
+) -> Program:
     """With clients that send their classifier's posterior: in every round, or when it is gathered."""
     group = laplace.group
     rule = rule_named("lp" if laplace.structure == "diag" else "moment_matching")
@@ -160,14 +165,16 @@ def _pooled(program: Program, laplace: Laplace, when: str, sending: Callable[[Cl
         return {**before(known, options), CLASSIFIER: Point(_classifier(group, broadcast), group.layout)}
 
     if when == "end":
-        client = sending(program.client._replace(phases=()))
+        client = sending(sender._replace(phases=()))
         gather = Gather(client, {CLASSIFIER: rule}, {CLASSIFIER: first}, reference)
         return program._replace(personal=program.personal._replace(gather=gather))
     return program._replace(
-        client=sending(program.client),
+        client=sending(sender),
         initial={**program.initial, CLASSIFIER: first},
         pooling=program.pooling._replace(rules={**program.pooling.rules, CLASSIFIER: rule}, reference=reference),
-        prediction=program.prediction._replace(parts=lambda parts: _predictor(group, parts, program.prediction.whole)),
+        prediction=program.prediction._replace(
+            parts=lambda parts: _predictor(group, program.prediction.parts(parts), program.prediction.whole)
+        ),
     )
 
 
