@@ -9,6 +9,7 @@ from fedbayes.clients.laplace import CLASSIFIER, log_likelihood
 from fedbayes.clients.refine import first_directions, first_flow
 from fedbayes.data import from_clients
 from fedbayes.errors import InputError
+from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.methods import METHODS
 from fedbayes.model.classifier import group_of
 from fedbayes.model.likelihood import normal
@@ -140,6 +141,17 @@ def test_what_is_gathered_is_the_pool_of_posteriors_at_the_broadcast(hessian):
     sampled = run.personal(0).parts["model"]
     torch.testing.assert_close(sampled.graft.moments()[1], q.moments()[1])
     assert torch.equal(sampled.stock.mean, run.posterior.mean)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_what_is_gathered_is_weighed_by_size_where_training_measures_distances(weighting):
+    run = trained("fedavg", refine="laplace", weighting=weighting)
+    pooled = gather(run.home).gathered[CLASSIFIER]
+    equal = gather(trained("fedavg", refine="laplace", weighting="equal").home._replace(state=run.home.state))
+    size = gather(trained("fedavg", refine="laplace", weighting="size").home._replace(state=run.home.state))
+    same = equal if weighting == "equal" else size
+    assert not torch.equal(equal.gathered[CLASSIFIER].tril, size.gathered[CLASSIFIER].tril)
+    torch.testing.assert_close(pooled.tril, same.gathered[CLASSIFIER].tril, rtol=1e-10, atol=1e-12)
 
 
 def test_every_round_the_posterior_travels_and_the_global_model_predicts_by_it():

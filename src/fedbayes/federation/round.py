@@ -20,6 +20,7 @@ from fedbayes.federation.program import (
     Program,
 )
 from fedbayes.federation.sums import Totals, added_to, apart
+from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.posterior.values import Parts, Point, Posterior, flatten_parts
 
 
@@ -50,14 +51,19 @@ def at_home(program: Program) -> Program:
 
 
 def gathering(program: Program) -> Program | None:
-    """The program by which clients send what personal models need of one another; None: nothing."""
-    gather = program.personal.gather
+    """The program by which clients send what personal models need of one another; None: nothing.
+
+    They send it of the broadcast, from which none is apart: weights by distance or discrepancy are by size there.
+    """
+    gather, weighting = program.personal.gather, program.pooling.weighting
     if gather is None:
         return None
+    if weighting.compare is not None or weighting == WEIGHTINGS["distance"]:
+        weighting = WEIGHTINGS["size"]
     return program._replace(
         client=gather.client,
         initial={**program.initial, **gather.initial},
-        pooling=program.pooling.beside(rules=gather.rules, reference=gather.reference),
+        pooling=program.pooling.beside(rules=gather.rules, reference=gather.reference, weighting=weighting),
         stages=(),
         prediction=program.prediction._replace(members=False),
     )
