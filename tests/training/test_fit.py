@@ -403,6 +403,17 @@ REFUSED = {
     "no clients": (lambda: _fit(clients=[]), "at least one"),
     "patience without validation": (lambda: _fit(patience=3), "patience.*validation=0.1"),
     "patience of zero": (lambda: _fit(patience=0, validation=0.2), "patience must be a whole number of at least 1"),
+    **{
+        f"fedswag that may stop early by {name}": (
+            lambda stop=stop: _fit(method=fb.methods.fedswag(swag_rounds=2), rounds=3, **stop),
+            f"{name}: .*last 2 of 3 rounds; set swag_rounds = 3, or leave it out",
+        )
+        for name, stop in {
+            "patience": {"patience": 1, "validation": 0.4},
+            "target_loss": {"target_loss": 0.1},
+            "target_accuracy": {"target_accuracy": 0.9},
+        }.items()
+    },
     "validation of everything": (lambda: _fit(validation=1.0), r"validation .* in \[0, 1\)"),
     "validation of nothing": (lambda: _fit(validation=0.001), "leaves no client a row"),
     "everybody drops out": (lambda: _fit(dropout=1.0), r"dropout .* in \[0, 1\)"),
@@ -442,6 +453,13 @@ def test_bad_input_is_refused_in_one_line_that_names_it(case):
     with pytest.raises(ValueError, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_swag_in_every_round_may_stop_early():
+    swag = fb.methods.fedswag(swag_rounds=9, swag_start=0.0, epochs=3, batch=2)
+    run = _fit(method=swag, rounds=9, target_accuracy=0.01)
+    assert len(run.journal) == 1
+    assert run.posterior.scale.max() > 1e-6
 
 
 def test_inputs_of_another_shape_or_not_finite_are_refused_at_prediction():

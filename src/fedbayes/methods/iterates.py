@@ -43,6 +43,12 @@ class FedSWAG(ServerStep, PointAveraging):
     pooled: str = option("rule for the normals", one_of(POOLED), default="nwa", kind="server", importable=True)
     test_draws: int = option("draws in prediction", at_least_one, default=20, kind="server")
 
+    def needs_last_rounds(self, rounds: int) -> str:
+        if self.swag_rounds >= rounds:
+            return ""
+        last = f"the last {self.swag_rounds} of {rounds} rounds"
+        return f"fedswag's posterior is made in {last}; set swag_rounds = {rounds}"
+
     def compose(self, setting: Setting) -> Program:
         """Clients that run SWAG in the last rounds; their normals are pooled, and predict."""
         program, rule = self.averaged(setting, "fedavg")._replace(stages=self.server_stages), self.rule_of(self.pooled)

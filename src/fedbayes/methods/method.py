@@ -62,6 +62,10 @@ class Method:
     def check(self) -> None:
         """Refuse options that do not go together."""
 
+    def needs_last_rounds(self, rounds: int) -> str:
+        """Why a run of so many rounds must not stop early, where it must not."""
+        return ""
+
     @property
     def options(self) -> dict[str, Any]:
         """All options by name, defaults included."""

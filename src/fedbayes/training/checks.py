@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbayes.data import Clients, Dataset
 from fedbayes.data.augment import AUGMENTATIONS
 from fedbayes.errors import InputError
-from fedbayes.methods import Setting
+from fedbayes.methods import Method, Setting
 from fedbayes.model.call import arguments_of, tensor_in
 from fedbayes.model.inputs import in_precision_of
 from fedbayes.model.model import Augment
@@ -35,6 +35,14 @@ def device_named(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device cuda: PyTorch sees no CUDA device here; use --device cpu")
     return device
+
+
+def check_stopping(method: Method, rounds: int, arguments: Mapping[str, Any]) -> None:
+    """Refuse what may stop a run before the rounds in which its posterior is made."""
+    for name in ("patience", "target_loss", "target_accuracy"):
+        why = method.needs_last_rounds(rounds)
+        if why and arguments.get(name) is not None:
+            raise InputError(f"{name}: it may stop the run early, and {why}, or leave it out")
 
 
 def try_network(setting: Setting, clients: Clients) -> None:

@@ -33,7 +33,7 @@ from fedbayes.model.recomputation import mark_blocks, repeated
 from fedbayes.options import options_of, record_of
 from fedbayes.posterior.values import Posterior
 from fedbayes.training.attacked import attacked
-from fedbayes.training.checks import augmentation, device_named, try_network
+from fedbayes.training.checks import augmentation, check_stopping, device_named, try_network
 from fedbayes.training.defaults import (
     default_likelihood,
     default_method,
@@ -149,6 +149,7 @@ def prepare(
         method = method_named(method)
     if patience is not None and not validation:
         raise InputError("patience: early stopping needs a validation share too, such as validation=0.1")
+    check_stopping(method, rounds, arguments if len(clients) > 1 else {})  # a server alone looks for where to begin
     if monitor == "accuracy" and clients.data.kind in ("real", "survival"):
         raise InputError(f"monitor: {clients.data.name} has {clients.data.kind} targets, no accuracy; use nll")
     size = cohort_size(cohort, len(clients))
