@@ -63,6 +63,19 @@ def test_readings_of_the_noise_by_hand(noise, variance):
     assert float(run.predict(torch.ones(1, 1)).aleatoric) == pytest.approx(variance)
 
 
+@pytest.mark.parametrize("weighting", ["equal", "size"])
+@pytest.mark.parametrize("predict", ["bootstrap", "monte_carlo", "closed"])
+def test_one_network_without_noise_has_the_likelihoods_own(predict, weighting):
+    """Before any round, of one client, and in a cohort of one."""
+    clients = sites([7, 9, 8])
+    method = fb.methods.fedag(noise="none", predict=predict, weighting=weighting, epochs=2, lr=0.03)
+    likelihood = normal(0.3)
+    for options, several in (({"rounds": 0}, False), ({"cohort": 1}, False), ({}, True)):
+        run = fit(nn.Linear(3, 1), clients, method=method, likelihood=likelihood, **{"rounds": 2, **options})
+        noise = run.predict(clients.data.test_x).aleatoric
+        torch.testing.assert_close(noise, torch.full_like(noise, 0.0 if several else 0.09))
+
+
 def test_clients_go_on_from_the_mean():
     run = fit(line(), from_clients(TWO, kind="real"), method=fb.methods.fedag(**BY_HAND), rounds=2)
     assert run.posterior.mean.tolist() == [2.25]  # 1.5 goes to 1.75 and 2.75

@@ -21,7 +21,9 @@ from fedbayes.federation.program import (
 )
 from fedbayes.federation.sums import Totals, added_to, apart
 from fedbayes.federation.weighting import WEIGHTINGS
-from fedbayes.posterior.values import Parts, Point, Posterior, flatten_parts
+from fedbayes.posterior.values import Draws, Parts, Point, Posterior, flatten_parts, scales
+
+ROUNDING = 1e-6  # of a spread, in terms of the largest weight
 
 
 def begin(program: Program) -> FederationState:
@@ -122,9 +124,19 @@ def predicting(program: Program, state: FederationState) -> Parts:
     parts = program.prediction.parts(dict(state.broadcast))
     if state.kept.noise is not None:
         parts[NOISE_PART] = Point(state.kept.noise)
-    if program.prediction.noise == "none" and program.model.likelihood.kind == "real":
+    if program.prediction.noise == "none" and program.model.likelihood.kind == "real" and _several(program, state):
         parts[NOISE_PART] = Point(torch.tensor([0.0, 1.0]))
     return parts | state.kept.members if program.prediction.members else parts
+
+
+def _several(program: Program, state: FederationState) -> bool:
+    """Whether what predicts is of more than one network: the spread of one is rounding at most."""
+    part = program.prediction.part
+    q, members = state.broadcast[part], state.kept.members.get(part)
+    if isinstance(members, Draws):
+        return len(members.values) > 1
+    spread = scales(q)
+    return spread is None or bool(spread.max() > ROUNDING * q.mean.abs().max().clamp(min=1e-3))
 
 
 def message_bytes(parts: Mapping[str, Posterior]) -> int:
