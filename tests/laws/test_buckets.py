@@ -196,7 +196,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {},
         r"twins must be a share in \[0, 1\), not 1.0",
     ),
-    "a method that looks at uploads": ("fedbe", {"buckets": 5}, {}, "looks at every client's upload"),
+    "a method that looks at uploads": (
+        "fedswag",
+        {"pooled": "median", "covariance": "low_rank", "buckets": 5},
+        {},
+        "looks at every client's upload",
+    ),
     "a stage that does": ("fedavg", {"buckets": 5}, {"stages": [looking()]}, "looks at every client's upload"),
     "one bucket": ("fedavg", {"buckets": 1}, {}, "buckets must be a whole number of at least 2, not 1"),
 }
@@ -205,13 +210,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_buckets_that_can_not_be_are_refused_in_one_line(case: str) -> None:
     method, options, more, words = REFUSED[case]
-    server = {"server_data": torch.zeros(8, 3)} if method == "fedbe" else {}
 
     def made() -> Any:
-        return getattr(fb.methods, method)(**{"rule": "median", **options})
+        rule = {} if method == "fedswag" else {"rule": "median"}
+        return getattr(fb.methods, method)(**{**rule, **options})
 
     with pytest.raises(InputError, match=words):
-        prepare(network(), clients(), method=made(), rounds=1, **more, **server)
+        prepare(network(), clients(), method=made(), rounds=1, **more)
 
 
 def test_a_bucket_that_is_not_finite_is_left_out() -> None:

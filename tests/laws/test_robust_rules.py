@@ -13,6 +13,7 @@ from torch import Tensor
 
 import fedbayes as fb
 from fedbayes import Gaussian, Point, pool
+from fedbayes.errors import InputError
 from fedbayes.federation.pooling import pooled
 from fedbayes.federation.program import Contribution, Outcome
 from fedbayes.federation.robust import count_of
@@ -153,6 +154,12 @@ def test_engines_agree_under_every_robust_rule(method: str, name: str) -> None:
         assert "notes" not in run.journal[-1]
         for part, q in run.progress.state.broadcast.items():
             torch.testing.assert_close(q.mean, first[part].mean, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_server_that_learns_from_every_upload_takes_no_robust_rule(name: str) -> None:
+    with pytest.raises(InputError, match=r"^rule: the server of fedbe learns from every .*use fedavg with that rule"):
+        fb.methods.fedbe(rule=name)
 
 
 @pytest.mark.parametrize("name", ROBUST)

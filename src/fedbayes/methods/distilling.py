@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from fedbayes.clients.soft import soft
+from fedbayes.errors import InputError
 from fedbayes.federation.distil import FITS, Place, ensemble
 from fedbayes.federation.program import Program
 from fedbayes.federation.rule import Rule
+from fedbayes.federation.rules import rule_named
 from fedbayes.federation.stages import distillation
 from fedbayes.methods.groups import optimiser_named
 from fedbayes.methods.method import Method, Setting
@@ -85,6 +87,14 @@ class FedBE(PointAveraging, Distilling):
     name: ClassVar[str] = "fedbe"
     fixed: ClassVar[Mapping[str, str]] = {"server": "the server distils"}
     rule: str | Rule = with_default(FedAvg, "rule", default="fedavg")
+
+    def check(self) -> None:
+        super().check()
+        if rule_named(self.rule).robust:
+            raise InputError(
+                "rule: the server of fedbe learns from every client's network, liars' too, however it averages them; "
+                "use fedavg with that rule, or leave it out"
+            )
 
     def compose(self, setting: Setting) -> Program:
         program = self.averaged(setting, self.rule)
