@@ -8,7 +8,8 @@ import fedbayes as fb
 from fedbayes.clients.bilevel import bilevel
 from fedbayes.clients.client import Batch, Client, Info, Learner, Phase, Upload
 from fedbayes.clients.home import Split
-from fedbayes.clients.optimisers import sgd
+from fedbayes.clients.optimisers import OPTIMISERS, sgd
+from fedbayes.clients.schedules import WITHIN
 from fedbayes.data import from_clients
 from fedbayes.engine.loop import Loop
 from fedbayes.errors import InputError
@@ -143,6 +144,28 @@ def test_the_copy_of_pfedbayes_follows_the_gradient_of_kl():
     slopes = torch.autograd.grad(kl, (mean, rho))
     torch.testing.assert_close(moved.copy["mean"], mean - 0.01 * slopes[0])
     torch.testing.assert_close(moved.copy["rho"], rho - 0.01 * slopes[1])
+
+
+@pytest.mark.parametrize("within", WITHIN)
+def test_both_rates_of_pfedbayes_follow_the_schedule_within_a_round(within, monkeypatch):
+    """The copy's is three times the other's in every step."""
+    rates: dict[tuple[str, ...], list[float]] = {}
+    update = sgd().update
+
+    def watched(state, vectors, gradients, rate):
+        rates.setdefault(tuple(vectors), []).append(float(rate))
+        return update(state, vectors, gradients, rate)
+
+    monkeypatch.setitem(OPTIMISERS, "sgd", lambda momentum: sgd()._replace(update=watched))
+    method = fb.methods.pfedbayes(
+        **{"optimiser": "sgd", "lr": 0.01, "global_lr": 0.03, "epochs": 2, "batch": 4, "lr_within": within}
+    )
+    fb.fit(network(), federation(1), method=method, rounds=1, engine="loop")
+    own = next(each for names, each in rates.items() if "points" in names)[:6]
+    copy = next(each for names, each in rates.items() if "points" not in names)[:6]
+    assert len(own) == 6
+    assert copy == pytest.approx([3 * rate for rate in own], rel=1e-5)
+    assert (len({*own}) == 1) is (within == "constant")
 
 
 def test_pfedbayes_keeps_its_personal_posterior_and_uploads_the_copy():

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedbayes.clients.client import Client, Info, Own, Upload
 from fedbayes.clients.optimisers import Optimiser
+from fedbayes.clients.schedules import WITHIN
 from fedbayes.clients.variational import KL_WEIGHTS
 from fedbayes.noise import Tape
 from fedbayes.posterior.values import Gaussian, Parts, softplus_and_slope, softplus_inverse
@@ -21,12 +22,12 @@ class State(NamedTuple):
     optimiser: Any
 
 
-def bilevel(inner: Client, *, optimiser: Optimiser, kl: str) -> Client:
+def bilevel(inner: Client, *, optimiser: Optimiser, kl: str, within: str = "constant") -> Client:
     """Zhang et al. (2022): q takes a step on  mean NLL + weight * KL(q || v),  then v one on  weight * KL(q || v).
 
     v starts as the broadcast and is what the client uploads; q is its own, and starts from the broadcast where the
-    client has none yet. `inner` is the variational client, whose prior is v. Scalar options: `global_lr`, and those of
-    the inner client.
+    client has none yet. `inner` is the variational client, whose prior is v. Scalar options: `global_lr`, which follows
+    the schedule `within` a round as the inner client's rate does, and those of the inner client.
     """
     weight_of = KL_WEIGHTS[kl]
     (phase,) = inner.phases
@@ -49,7 +50,8 @@ def bilevel(inner: Client, *, optimiser: Optimiser, kl: str) -> Client:
             "mean": weight * precision * away,
             "rho": weight * (1 - precision * (own.square() + away.square())) / scale * slope,
         }
-        after, copy = optimiser.update(state.optimiser, state.copy, slopes, info.options["global_lr"])
+        rate = info.options["global_lr"] * WITHIN[within](b.step / info.batches[0], phase.epochs, info)
+        after, copy = optimiser.update(state.optimiser, state.copy, slopes, rate)
         return State(moved, copy, after)
 
     def finish(state: State, info: Info) -> Upload:

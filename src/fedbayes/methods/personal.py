@@ -102,7 +102,8 @@ class PFedBayes(Variational, PaperDraws, Robustness):
             rule=self.rule_of(self.rule),
             weighting=self.weighting,
         )
-        client = bilevel(program.client, optimiser=optimiser_named(self.optimiser, self.momentum), kl=self.kl)
+        descent = optimiser_named(self.optimiser, self.momentum)
+        client = bilevel(program.client, optimiser=descent, kl=self.kl, within=self.lr_within)
         lr = self.lr if self.global_lr is None else self.global_lr
 
         def scalars(number: int) -> Mapping[str, float]:
