@@ -53,6 +53,31 @@ def test_what_a_method_fixes_is_refused_with_its_reason(method: str, name: str) 
         METHODS[method](**{name: "anything"})
 
 
+WITH_SERVER = [m for m in METHODS if {"server", "server_lr"} <= {*options_of(METHODS[m])} - {*METHODS[m].fixed}]
+IVONS = [m for m in METHODS if getattr(METHODS[m](), "optimiser", "") == "ivon"]
+BY_IVON = [m for m in IVONS if "momentum" not in METHODS[m].fixed]
+
+
+@pytest.mark.parametrize("method", WITH_SERVER)
+@pytest.mark.parametrize("name", ["server_lr", "server_momentum"])
+def test_a_step_that_the_server_does_not_take_has_no_options(method: str, name: str) -> None:
+    with pytest.raises(InputError, match=rf"^{name}: the server takes no step of its own; set server = "):
+        METHODS[method](**{"server": None, name: 0.123})
+    METHODS[method](**{"server": None, name: options_of(METHODS[method])[name].default})
+
+
+@pytest.mark.parametrize("method", BY_IVON)
+def test_ivon_has_no_momentum_of_sgd(method: str) -> None:
+    with pytest.raises(InputError, match=r"^momentum: it is of sgd, ivon has beta1"):
+        METHODS[method](momentum=0.9)
+    METHODS[method](momentum=0.9, optimiser="sgd")
+
+
+def test_low_rank_and_rules_that_have_no_form_for_it() -> None:
+    with pytest.raises(InputError, match=r"^pooled: a normal of low rank has no rho; use "):
+        fb.methods.fedswag(covariance="low_rank", pooled="mean_rho")
+
+
 def test_a_users_method_is_checked_like_the_librarys() -> None:
     @record
     class Own(Method):

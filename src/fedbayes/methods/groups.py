@@ -125,6 +125,12 @@ class ServerStep(Method):
     server_lr: float = option("step size of the server", positive, default=1.0, kind="server")
     server_momentum: float = option("of sgd at the server", below_one, default=0.9, kind="server")
 
+    def check(self) -> None:
+        super().check()
+        for name in ("server_lr", "server_momentum"):
+            if self.server is None and getattr(self, name) != options_of(self)[name].default:
+                raise InputError(f'{name}: the server takes no step of its own; set server = "sgd", or leave it out')
+
     @property
     def server_stages(self) -> tuple[Stage, ...]:
         """The server's step, where it takes one."""

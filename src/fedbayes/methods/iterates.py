@@ -9,6 +9,7 @@ import torch
 
 from fedbayes.clients.posterior_averaging import posterior_averaging
 from fedbayes.clients.swag import LEAST, swag
+from fedbayes.errors import InputError
 from fedbayes.federation.pooling import static_rules
 from fedbayes.federation.program import Program
 from fedbayes.federation.rules import RULES
@@ -42,6 +43,11 @@ class FedSWAG(ServerStep, PointAveraging):
     )
     pooled: str = option("rule for the normals", one_of(POOLED), default="nwa", kind="server", importable=True)
     test_draws: int = option("draws in prediction", at_least_one, default=20, kind="server")
+
+    def check(self) -> None:
+        super().check()
+        if self.covariance == "low_rank" and self.pooled == "mean_rho":
+            raise InputError('pooled: a normal of low rank has no rho; use "nwa", or covariance = "diagonal"')
 
     def needs_last_rounds(self, rounds: int) -> str:
         if self.swag_rounds >= rounds:

@@ -69,6 +69,7 @@ class Refining(Refinement):
     )
 
     def check(self) -> None:
+        super().check()
         defaults = {name: f.default for name, f in options_of(self).items()}
         changed = [name for name in OPTIONS if getattr(self, name) != defaults[name]]
         if changed and self.refine is None:

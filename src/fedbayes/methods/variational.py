@@ -119,6 +119,8 @@ class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
             raise InputError('kl: "blundell" changes from step to step, ivon has one weight of the KL in a round')
         if self.optimiser == IVON and self.kl_weight == 0:
             raise InputError("kl_weight: ivon needs a positive weight of the KL, by which it knows its rows")
+        if self.optimiser == IVON and self.momentum and getattr(self, "client", None) is None:
+            raise InputError('momentum: it is of sgd, ivon has beta1; set that, or optimiser = "sgd", or leave it out')
         if self.optimiser == IVON and self.opposite and self.train_draws % 2:
             raise InputError(f"train_draws: opposite draws come in pairs, not {self.train_draws}; make it even")
 
