@@ -164,6 +164,24 @@ def test_the_initial_variance_is_divided_by_h_at_each_layer(division):
             torch.testing.assert_close(scales[f"{layer}.{name}"] ** 2, want)
 
 
+def deep(layers: int) -> nn.Module:
+    random = torch.Generator().manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 8), *[nn.Linear(8, 8) for _ in range(layers)], nn.Linear(8, 2))
+    for p in network.parameters():
+        nn.init.normal_(p, std=0.3, generator=random)
+    return network
+
+
+def test_scales_of_deep_networks_are_divided_no_further_than_steps_on_the_kl_allow():
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    clients = from_clients([(x, (x.sum(1) > 0).long())])
+    task = prepare(deep(16), clients, method="feduab")
+    scales = [float(q.scale.mean()) for q in task.program.initial["model"].named().values()]
+    assert min(scales) == pytest.approx((10 * 0.05 * 1e-4) ** 0.5)
+    assert scales[:16] == pytest.approx([0.1 * 2 ** (-(k // 2) / 2) for k in range(16)])
+    assert fb.fit(deep(16), clients, method="feduab", rounds=2).journal[-1]["train"]["loss"] < 1.5
+
+
 def test_feduab_starts_with_sigma_01_and_h_2():
     x, y = _data(8)
     task = prepare(_net().float(), from_clients([(x.float(), y)]), method="feduab")

@@ -214,10 +214,10 @@ def variational(step: VariationalStep, batch: int) -> Client:
     return Client(start, (Phase(step, step.epochs, batch, private=step.private),), finish)
 
 
-def initial_scale(model: Model, first: float | Mapping[str, float], division: float) -> Tensor:
+def initial_scale(model: Model, first: float | Mapping[str, float], division: float, least: float = 0.0) -> Tensor:
     """Scales [P] of the first broadcast: variance first^2 in the first layer, divided by `division` (H) per layer.
 
-    Or by pattern of name, {"head.*": 0.05, "*": 0.1}: the first that matches.
+    Or by pattern of name, {"head.*": 0.05, "*": 0.1}: the first that matches. Division goes no further than `least`.
     """
     layout = model.layouts["model"]
     if isinstance(first, Mapping):
@@ -231,5 +231,5 @@ def initial_scale(model: Model, first: float | Mapping[str, float], division: fl
         scale = first * division ** (-depth[name] / 2)
         if not LEAST < scale < LARGEST:
             raise InputError(f"division: {division} gives {name} the first scale {scale:g}; bring it nearer to 1")
-        pieces.append(torch.full((n,), scale))
+        pieces.append(torch.full((n,), max(scale, min(first, least))))
     return torch.cat(pieces)
