@@ -80,6 +80,33 @@ def test_brier_scores_by_a_loop(which):
     assert scores.integrated_brier(_curves(), _target(which), GRID) == pytest.approx(area, abs=1e-10)
 
 
+def test_weights_of_other_rows_end_where_the_last_of_them_was_censored():
+    """All of `known` are lost from sight at 2: G is 0 from there on, and nothing can be weighed by it."""
+    known = torch.tensor([[0.5, 0], [1.0, 1], [1.5, 0], [2.0, 1], [2.0, 0]]).double()
+    target = torch.tensor([[0.7, 1], [1.2, 1], [2.0, 1], [2.5, 1], [3.0, 0]]).double()
+    risk, curves = torch.tensor([2.0, 3, 1, 5, 4]), torch.full((5, 3), 0.6).double()
+    with pytest.raises(ValueError, match="at most 2, the last time in censoring: 1 of 4 events come later"):
+        scores.concordance_ipcw(risk, target, censoring=known)
+    with pytest.raises(ValueError, match="horizon must be at most 2"):
+        scores.concordance_ipcw(risk, target, horizon=2.6, censoring=known)
+    time, event = known.numpy().T
+    weights = [_uncensored(time, event, t, True) ** -2 for t in (0.7, 1.2, 2.0)]
+    for horizon, counted in ((2.5, 3), (2.0, 2)):  # right of all pairs with later rows: 1/4, 1/3, 0/2
+        w, right, pairs = weights[:counted], (1, 1, 0), (4, 3, 2)
+        expected = sum(a * b for a, b in zip(w, right)) / sum(a * b for a, b in zip(w, pairs))
+        assert scores.concordance_ipcw(risk, target, horizon, known) == pytest.approx(expected, abs=1e-12)
+    for times in ([0.5, 1.0, 2.0], [0.5, 1.0, 4.0]):
+        with pytest.raises(ValueError, match=f"times must be below 2, the last time in censoring: {times[-1]:g} is"):
+            scores.survival_brier(curves, target, torch.tensor(times), known)
+        with pytest.raises(ValueError, match="times must be below 2"):
+            scores.integrated_brier(curves, target, torch.tensor(times), known)
+    cuts = torch.tensor([0.5, 1.0, 1.99])
+    assert scores.survival_brier(curves, target, cuts, known).max() < 2
+    gone = target.clamp(max=2.0)  # nobody is alive beyond the end, and no event comes after it
+    assert torch.isfinite(scores.survival_brier(curves, gone, torch.tensor([1.0, 2.0, 4.0]), known)).all()
+    assert torch.isfinite(scores.survival_brier(curves, target, torch.tensor([1.0, 2.0, 4.0]))).all()  # its own G
+
+
 def test_without_censoring_the_brier_score_is_the_usual_one():
     target = torch.stack([_target()[:, 0], torch.ones(len(RISK))], 1)
     alive = (target[:, :1] > GRID).double()

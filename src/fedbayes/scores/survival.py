@@ -54,14 +54,19 @@ def concordance_ipcw(
 ) -> float:
     """Uno's C: Harrell's with a weight 1 / G(t-)^2 for each event, which does not depend on who was censored when.
 
-    Only events before `horizon` count. `censoring` are targets of which G is estimated, by default the same; Uno et
-    al. (2011). Higher is better.
+    Only events before `horizon` count. `censoring` are targets of which G is estimated, by default the same; events
+    where it is 0 are refused. Uno et al. (2011). Higher is better.
     """
     target = _targets(target)
+    time, event = target.unbind(1)
     known = target if censoring is None else _targets(censoring)
-    weight = _uncensored(known, target[:, 0], before=True).clamp_min(FLOOR) ** -2
-    if horizon is not None:
-        weight = weight * (target[:, 0] < horizon)
+    counted = time < (torch.inf if horizon is None else horizon)
+    end = _end(known)
+    beyond, events = int((counted & (event > 0) & (time > end)).sum()), int(event.sum())
+    if beyond:
+        late = f"{beyond} of {events} events come later"
+        raise ValueError(f"horizon must be at most {end:g}, the last time in censoring: {late}.")
+    weight = counted * _uncensored(known, time, before=True).clamp_min(FLOOR) ** -2
     right, pairs = _pairs(inputs.ranked("risk", risk), target, weight)
     if not pairs > 0:
         raise ValueError(
@@ -73,10 +78,16 @@ def concordance_ipcw(
 def survival_brier(survival: Tensor, target: Tensor, times: Tensor, censoring: Tensor | None = None) -> Tensor:
     """Brier score [T] at each time, weighted for censoring; lower is better (Graf et al., 1999).
 
-    mean_i [S_i(t)^2 1(event by t) / G(t_i-) + (1 - S_i(t))^2 1(t_i > t) / G(t)].
+    mean_i [S_i(t)^2 1(event by t) / G(t_i-) + (1 - S_i(t))^2 1(t_i > t) / G(t)]. `censoring` are targets of which G
+    is estimated, by default the same; times that would divide by 0 are refused.
     """
     survival, target, times = _curves(survival, target, times)
     known = target if censoring is None else _targets(censoring)
+    end = _end(known)
+    late = (target[:, 0] > times[:, None]) | ((target[:, 0] > end) & (target[:, 1] > 0))
+    lost = times[(times >= end) & late.any(1)]
+    if len(lost):
+        raise ValueError(f"times must be below {end:g}, the last time in censoring: {float(lost[0]):g} is not.")
     return _brier_terms(survival, target, times, known, torch.ones(len(known), dtype=torch.float64)).mean(0)
 
 
@@ -126,7 +137,8 @@ def survival_sums(
     """Sums over live rows of curves [N, T] and targets [N, 2]; without `times` these are 1 to T.
 
     `nll` is that of the interval in which the event fell, or of surviving those that a censored row was seen through:
-    its last one where it was seen through half of it.
+    its last one where it was seen through half of it. G of the Brier score is that of the same rows: it is 0 nowhere
+    that a row is weighed, so that no value has to be looked at.
     """
     live = torch.ones(len(survival), dtype=torch.float64, device=survival.device) if mask is None else mask.double()
     cuts = torch.arange(1, survival.shape[1] + 1, device=survival.device) if times is None else times
@@ -203,6 +215,13 @@ def _uncensored(target: Tensor, at: Tensor, *, before: bool, live: Tensor | None
     drop = torch.log1p(-beside / at_risk.clamp_min(1)) / beside.clamp_min(1)
     drop = torch.where(censored > 0, drop, 0.0)
     return _blocks(at, lambda t: torch.where(time < t if before else time <= t, drop, 0.0).sum(1)).exp()
+
+
+def _end(known: Tensor) -> float:
+    """The time from which on G is 0: the last of all, where a row was censored at it."""
+    time, event = known.unbind(1)
+    last = time.max()
+    return float(last) if bool(((time == last) & (event == 0)).any()) else torch.inf
 
 
 def _blocks(values: Tensor, count: Callable[[Tensor], Tensor]) -> Tensor:
