@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fedbayes as fb
+from fedbayes import scores
 from fedbayes.data import from_arrays
 from fedbayes.errors import InputError
 from fedbayes.evaluate import conformal, recalibrated
@@ -113,6 +114,19 @@ def test_bounds_are_outlived_as_often_as_promised(lives, score):
     # Weighted bounds promise of events, some of which were not seen: they reach further.
     assert covered.mean() > (0.88 if score == "observed" else 0.8)
     assert 0 < size < 3
+
+
+def test_a_site_of_short_follow_up_promises_no_more_than_it_has_seen(lives):
+    """Rows of one site, all lost from sight at .12: of new rows as many outlive their bound as was promised."""
+    random = np.random.default_rng(1)
+    x = torch.from_numpy(random.standard_normal((4000, 2)).astype(np.float32))
+    time = torch.from_numpy(random.exponential(np.exp(-x[:, 0].numpy())).astype(np.float32))
+    y = torch.stack([time.clamp(max=0.12), (time <= 0.12).float()], 1)
+    p, edges = lives.predict(x).cpu(), scores.PROBABILITY_EDGES
+    counts = conformal.site_histograms(p.at(torch.arange(500)), y[:500], "weighted", edges, torch.ones(1), 0.8, 0, 0)
+    assert float(counts.sum()) == pytest.approx(500)
+    threshold = scores.conformal_threshold(counts[0], edges, 0.8)
+    assert float((time >= scores.survival_lower(p.survival, torch.tensor(p.times), threshold)).double().mean()) > 0.8
 
 
 def test_what_is_written_is_what_is_read(digits, tmp_path):

@@ -136,15 +136,25 @@ def test_quantiles_that_are_wrong_are_moved_until_they_cover():
     assert scores.conformal_threshold(scores.histogram(narrow, edges), edges, 0.9) < 0
 
 
-def exponential(seed: int, count: int):
-    """Times of known rate, censored by others; curves that think the rate half as high."""
+def exponential(seed: int, count: int, end: float = math.inf):
+    """Times of known rate, censored by others and at the end; curves that think the rate half as high."""
     random = np.random.default_rng(seed)
     rate = np.exp(random.uniform(-0.5, 0.5, count))
-    time, censor = random.exponential(1 / rate), random.exponential(2.0, count)
+    time, censor = random.exponential(1 / rate), np.minimum(random.exponential(2.0, count), end)
     cuts = np.linspace(0.05, 6, 120)
     curves = np.exp(-0.5 * rate[:, None] * cuts)
     target = np.stack([np.minimum(time, censor), time <= censor], 1)
     return torch.from_numpy(curves), torch.from_numpy(cuts), torch.from_numpy(target), torch.from_numpy(time)
+
+
+def weighted_counts(curves, cuts, target):
+    values, last = (
+        scores.survival_residual(curves, cuts, t) for t in (target[:, 0], target[:, 0].max() + 0 * curves[:, 0])
+    )
+    free = scores.kaplan_meier(torch.stack([target[:, 0], 1 - target[:, 1]], 1))  # of not being censored
+    return scores.survival_histogram(
+        values, target[:, 1] / free.at(target[:, 0] - 1e-9), scores.PROBABILITY_EDGES, last
+    )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -153,8 +163,7 @@ def test_times_are_outlived_as_often_as_promised(weighted):
     values = scores.survival_residual(curves, cuts, target[:, 0])
     edges = scores.PROBABILITY_EDGES
     if weighted:
-        free = scores.kaplan_meier(torch.stack([target[:, 0], 1 - target[:, 1]], 1))  # of not being censored
-        counts = scores.survival_histogram(values, target[:, 1] / free.at(target[:, 0] - 1e-9), edges)
+        counts = weighted_counts(curves, cuts, target)
     else:
         counts = scores.histogram(values, edges)
     threshold = scores.conformal_threshold(counts, edges, 0.9)
@@ -164,6 +173,21 @@ def test_times_are_outlived_as_often_as_promised(weighted):
         assert outlived == pytest.approx(0.9, abs=0.015)
     else:  # of the times seen, which are not longer than the true ones: kept, and wide
         assert outlived > 0.92
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("end", [0.12, 0.5, math.inf])
+def test_who_was_not_seen_to_die_is_not_taken_to_live_for_ever(end, coverage):
+    """Follow-up that ends before the events: bounds reach no further than it was seen, and promises stay."""
+    curves, cuts, target, _ = exponential(6, 3000, end)
+    counts = weighted_counts(curves, cuts, target)
+    assert float(counts.sum()) == pytest.approx(3000)
+    threshold = scores.conformal_threshold(counts, scores.PROBABILITY_EDGES, coverage)
+    curves, cuts, _, time = exponential(7, 20000)
+    outlived = float((time >= scores.survival_lower(curves, cuts, threshold)).double().mean())
+    assert outlived > coverage - 0.015
+    if end > 1 and coverage > 0.5:  # events are seen as far as the threshold needs them
+        assert outlived < coverage + 0.02
 
 
 def test_the_bound_is_where_the_curve_falls_to_the_threshold():

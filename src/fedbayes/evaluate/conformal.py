@@ -168,12 +168,14 @@ def site_histograms(
     if not len(y):
         return torch.zeros(1, len(edges) + 1, dtype=torch.float64)
     if p.kind == "survival":
-        values = of.survival_residual(p.survival, torch.tensor(p.times), y[:, 0])
+        times = torch.tensor(p.times)
+        values = of.survival_residual(p.survival, times, y[:, 0])
         if score == "observed":
             return of.histogram(values, edges)[None]
         left = of.kaplan_meier(torch.stack([y[:, 0], 1 - y[:, 1]], 1))
         before = torch.nextafter(y[:, 0], torch.zeros(1))  # an event comes before a censoring at the same time
-        return of.survival_histogram(values, y[:, 1].double() / left.at(before).double(), edges)[None]
+        last = of.survival_residual(p.survival, times, y[:, 0].max().expand(len(y)))
+        return of.survival_histogram(values, y[:, 1].double() / left.at(before).double(), edges, last)[None]
     if score == "quantile":
         low, high = quantiles_of(p, coverage)
         return of.histogram(of.quantile_residual(low, high, spread, y), edges)[None]

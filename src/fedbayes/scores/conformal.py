@@ -107,16 +107,17 @@ def survival_lower(survival: Tensor, times: Tensor, threshold: float) -> Tensor:
     return torch.where(place > len(times), grid[-1], found).cpu()
 
 
-def survival_histogram(scores: Tensor, weights: Tensor, edges: Tensor) -> Tensor:
+def survival_histogram(scores: Tensor, weights: Tensor, edges: Tensor, last: Tensor) -> Tensor:
     """Counts [B + 1] of n rows of which events stand for who was censored before: weights 1 / G at events, else 0.
 
-    What is left of n rows lives on beyond what was seen, and stands in the lowest bin.
+    Of what is left of n rows it is known that they outlived the last time that any was seen at: their scores are at
+    most `last` [N], those of all rows at that time, each of which stands for as many as its curve lets live till then.
     """
     from fedbayes.scores.bins import histogram
 
-    counts = histogram(scores, edges, weights)
-    counts[0] += max(0.0, len(scores) - float(weights.sum()))
-    return counts
+    rest = max(0.0, len(scores) - float(weights.sum()))
+    share = last.clamp_min(1e-12)
+    return histogram(scores, edges, weights) + histogram(last, edges, share * (rest / share.sum()))
 
 
 def conformal_threshold(counts: Tensor, edges: Tensor, coverage: float = 0.9) -> float:
