@@ -49,9 +49,10 @@ def leaning(own: Sums, pooled: Sums, rows: float = 50.0) -> Sums:
 
 
 def recalibration(sums: Sums, how: Map = "isotonic") -> Tensor:
-    """What a probability in each bin becomes, [C, B + 1]: the share of hits, smoothed by one row of the bin's own mean.
+    """What a probability in each bin becomes, [C, B + 1]: the share of hits.
 
-    `isotonic` pools bins until shares rise (Ayer et al., 1955). Bins without rows keep their mean, or take the next.
+    `histogram` smooths it by one row of the bin's own mean; bins without rows keep their middle. `isotonic` pools bins
+    until shares rise (Ayer et al., 1955), half a row of all off 0 and 1; bins without rows take the next.
     """
     if how not in EDGES:
         raise ValueError(f'how must be "histogram" or "isotonic", not {how!r}.')
@@ -74,7 +75,7 @@ def recalibrated(probs: Tensor, values: Tensor, edges: Tensor) -> Tensor:
 
 
 def _rising(hits: Tensor, count: Tensor, middle: Tensor) -> Tensor:
-    """The rising shares of least weighted squared error, by pooling neighbours that fall; lines across empty bins."""
+    """The rising shares of least weighted squared error, by pooling neighbours that fall; empty bins take the next."""
     filled = (count > 0).nonzero()[:, 0]
     if not len(filled):
         return middle.clone()
@@ -84,8 +85,8 @@ def _rising(hits: Tensor, count: Tensor, middle: Tensor) -> Tensor:
         while len(blocks) > 1 and blocks[-2][0] * blocks[-1][1] >= blocks[-1][0] * blocks[-2][1]:
             h1, n1, b1 = blocks.pop()
             blocks[-1] = [blocks[-1][0] + h1, blocks[-1][1] + n1, blocks[-1][2] + b1]
-    # One row of the middle's kind on both sides keeps shares off 0 and 1, where a log-likelihood has no value.
-    shares = torch.tensor([(h + 0.5) / (n + 1) for h, n, b in blocks for _ in range(int(b))], dtype=torch.float64)
-    shares = shares.cummax(0).values
+    # Half a row of all, and not of the block: a first block of one row would lift all above it.
+    least = 0.5 / (float(count[filled].sum()) + 1)
+    shares = torch.tensor([h / n for h, n, b in blocks for _ in range(int(b))], dtype=torch.float64)
     place = torch.searchsorted(filled, torch.arange(len(count))).clamp_max(len(filled) - 1)
-    return shares[place]
+    return shares.clamp(least, 1 - least)[place]
