@@ -9,6 +9,7 @@ from fedbayes.data import from_clients
 from fedbayes.engine.fast.rowwise import compiler
 from fedbayes.engine.sharing import share_store
 from fedbayes.errors import InputError
+from fedbayes.export.program import predictor_of
 from fedbayes.federation.cohorts import cohort_of
 from fedbayes.federation.round import predicting
 from fedbayes.model.likelihood import normal
@@ -258,6 +259,27 @@ def test_wrong_options_are_named():
         fb.methods.fedag(clip=-1.0)
     with pytest.raises(InputError, match="closed"):
         prepare(mlp(), sites([3]), method=fb.methods.fedag(predict="closed"))
+
+
+@pytest.mark.parametrize("what", ["classes", "survival", "mean_variance"])
+def test_a_closed_form_that_is_not_the_predictions_is_refused(what):
+    x, y = torch.randn(6, 3), torch.rand(6, 1) + 0.1
+    targets = {"classes": torch.arange(6) % 2, "survival": torch.cat([y, torch.ones(6, 1)], 1), "mean_variance": y}[
+        what
+    ]
+    kind, likelihood = ("real", what) if what == "mean_variance" else (what, None)
+    clients = from_clients([(x, targets)], test=(x, targets), kind=kind)
+    network = nn.Linear(3, 1 if what == "survival" else 2)
+    with pytest.raises(InputError, match='predict = "closed" is for real targets, one output each; use "bootstrap"'):
+        prepare(network, clients, method=fb.methods.fedag(predict="closed"), likelihood=likelihood)
+
+
+def test_an_ensemble_of_a_closed_form_is_not_exported():
+    run = fit(nn.Linear(3, 1), sites([6, 7]), method=fb.methods.fedag(predict="closed", epochs=1), rounds=1)
+    with pytest.raises(InputError, match='export the mean, or train with predict = "monte_carlo"'):
+        predictor_of(run, "ensemble")
+    x = run.task.clients.data.test_x
+    torch.testing.assert_close(predictor_of(run, "mean")(x)["mean"], run.predict(x).mean)
 
 
 def test_a_run_that_is_stopped_between_evaluations_knows_its_noise():

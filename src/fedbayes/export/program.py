@@ -174,6 +174,8 @@ def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
     parts = {part: run.parts[part] for part in model.layouts}
     if what == "ensemble" and program.prediction.dropout:
         raise InputError("an ensemble of this run is dropout's, which has no weights of its own; export the mean")
+    if what == "ensemble" and program.prediction.closed:
+        raise InputError('predict = "closed" takes no draws; export the mean, or train with predict = "monte_carlo"')
     if what == "mean":
         vectors = {part: q.mean[None] for part, q in parts.items()}
     else:

@@ -28,7 +28,7 @@ from fedbayes.posterior.values import Gaussian, Parts, Point
 PREDICTORS = {
     "bootstrap": "the clients' networks as an ensemble",
     "monte_carlo": "draws from the normal",
-    "closed": "in closed form, for a linear network",
+    "closed": "in closed form, for a linear network of real targets",
 }
 
 
@@ -148,6 +148,10 @@ class FedAG(OwnClient, PointTraining):
         model = model_of(setting, None)
         if self.predict == "closed" and not is_linear(setting.network):
             raise InputError('predict = "closed" is the form of a linear network; use "bootstrap" or "monte_carlo"')
+        if self.predict == "closed" and (setting.likelihood.kind, setting.likelihood.width) != ("real", 1):
+            raise InputError(
+                'predict = "closed" is for real targets, one output each; use "bootstrap" or "monte_carlo"'
+            )
         start = {part: Point(v, model.layouts[part]) for part, v in model.initial().items()}
         # Before the first round there is no spread. A Gaussian all the same: every broadcast has one shape and size.
         spread: Parts = {
