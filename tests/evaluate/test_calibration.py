@@ -12,6 +12,7 @@ import fedbayes as fb
 from fedbayes.data import from_arrays
 from fedbayes.errors import InputError
 from fedbayes.evaluate import calibration as calibrate
+from fedbayes.evaluate.recalibrated import compared
 
 
 def fitted(clients, **options):
@@ -153,6 +154,11 @@ def test_what_can_t_be_calibrated_says_so(digits, line):
     nothing = calibrate.held_out(digits)._replace(sites=[torch.zeros(0).long()])
     with pytest.raises(InputError, match="no held-out row"):
         calibrate.conformal(digits, held=nothing)
+    with pytest.raises(InputError, match="temperature: no held-out row at any site"):
+        calibrate.temperature(digits, held=nothing)
+    unjudged = calibrate.held_out(digits)._replace(judge_sites=[torch.zeros(0).long()])
+    with pytest.raises(InputError, match="no row is left to judge by"):
+        compared(digits, unjudged)
     blind = replace(digits.task.clients.data, test_x=digits.task.clients.data.test_x[:0])
     run = replace(digits, task=replace(digits.task, clients=replace(digits.task.clients, data=blind)))
     with pytest.raises(InputError, match="no test rows"):

@@ -212,6 +212,33 @@ def test_scores_without_a_value_say_so(folder):
         judged(data.test_y == 99)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_of_one_or_two_test_rows_there_is_no_table_of_calibration(folder, rows):
+    made = fb.load(folder / "fedavg")
+    data = made.task.clients.data
+    clients = replace(made.task.clients, data=replace(data, test_x=data.test_x[:rows], test_y=data.test_y[:rows]))
+    few = np.arange(rows)[: rows - 1]  # of two rows all sites hold the first, which calibrates or judges
+    clients = replace(clients, test=fb.data.Ragged.of_lists([few] * len(clients)))
+    found = score_run(replace(made, task=replace(made.task, clients=clients)))
+    assert found["rows"] == rows
+    assert found["scores"]["nll"]["value"] > 0
+    assert not {"temperature", "conformal", "calibrated_by"} & set(found)
+    assert list(score_tables._rows(found))
+
+
+def test_an_event_with_nobody_after_it_has_no_concordance():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((40, 2)).astype(np.float32)
+    y = np.column_stack([random.exponential(size=40), np.ones(40)])
+    test = np.column_stack([np.arange(1.0, 7.0), [0, 0, 0, 0, 0, 1]])
+    clients = fb.data.from_clients([(x[:20], y[:20]), (x[20:], y[20:])], test=(x[:6], test), kind="survival")
+    made = fb.fit(torch.nn.Linear(2, 1), clients, method="fedavg", rounds=1)
+    found = score_run(made)["scores"]
+    assert "concordance" not in found
+    assert found["concordance_ipcw"]["value"] is None
+    assert found["brier"]["value"] >= 0
+
+
 def test_a_diverged_run_is_named_and_not_scored(folder, tmp_path):
     x = replace(PAIR, methods=(), method="fedavg", rounds=0, options={})
     run(x, tmp_path / "nan")

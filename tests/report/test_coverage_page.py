@@ -12,7 +12,7 @@ from fedbayes.report.drawing import svg
 from fedbayes.report.material import Figure, gather
 
 
-def folder_of(place: Path, hits: list[int]) -> Path:
+def folder_of(place: Path, hits: list[int], size: float = 1.5) -> Path:
     place.mkdir()
     (place / "config.toml").write_text('data = "digits"\nmethod = "fedavg"\n')
     head = {"kind": "classes", "score": "adaptive", "way": "label_shift", "coverage": 0.9}
@@ -29,7 +29,7 @@ def folder_of(place: Path, hits: list[int]) -> Path:
         head=np.array(json.dumps(head)),
         judged_rows=np.full(many, 100),
         judged_hits=np.array(hits),
-        judged_size=np.full(many, 1.5),
+        judged_size=np.full(many, size),
     )
     return place
 
@@ -54,6 +54,15 @@ def test_kept_promises_have_no_red_dot_and_runs_without_calibration_no_panel(tmp
     assert "s-wrong" not in svg(section.body[0].drawing)
     (tmp_path / "run" / "calibration.npz").unlink()
     assert coverage(gather([tmp_path / "run"])) is None
+
+
+def test_sizes_that_are_not_told_are_left_out(tmp_path):
+    section = coverage(gather([folder_of(tmp_path / "run", [90, 88], size=np.nan)]))
+    assert section is not None
+    drawn, table = svg(section.body[0].drawing), section.body[1]
+    assert "site 1: 0.880 of 100 rows<" in drawn
+    assert "nan" not in drawn + table
+    assert ">not told</td>" in table
 
 
 def test_a_damaged_calibration_is_named_and_left_out(tmp_path):

@@ -93,6 +93,8 @@ def temperature(run: Run, *, held: Held | None = None) -> float:
     for rows in distinct(held.sites):
         own = of.temperature_sums(_log(held.p.probs[rows]), held.y[rows].to(held.p.mean.device))
         sums = {name: sums.get(name, 0) + value for name, value in own.items()}
+    if not sums:
+        raise InputError("temperature: no held-out row at any site; give the run a validation share, or a test set")
     return of.temperature(sums)
 
 

@@ -72,6 +72,8 @@ def compared(run: Run, held: Held | None = None) -> dict[str, dict[str, float]]:
     """NLL and ECE of judging rows as they are, and after each map, pooled and by site."""
     held = held or held_out(run)
     sites = [rows for rows in held.judge_sites if len(rows)]
+    if not sites:
+        raise InputError("recalibration: no row is left to judge by; give the run a larger test set")
     numbers = [k for k, rows in enumerate(held.judge_sites) if len(rows)]
     plain = [held.judge.probs.cpu()[rows].double() for rows in sites]
     labels = [held.judge_y[rows] for rows in sites]

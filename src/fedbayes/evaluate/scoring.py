@@ -96,10 +96,12 @@ def score_run(run: Run, *, draws: int | None = None, repeats: int = REPEATS) -> 
     }
     if data.kind in ("classes", "real"):
         held = calibrate.held_out(run, draws=draws)
-        scores["calibrated_by"] = held.source
-        if data.kind == "classes":
-            scores["temperature"] = temperature_scores(run, held)
-        scores["conformal"] = conformal_scores(run, held)
+        # Of one row or two none may calibrate, or none be left to judge by.
+        if all(any(len(rows) for rows in sites) for sites in (held.sites, held.judge_sites)):
+            scores["calibrated_by"] = held.source
+            if data.kind == "classes":
+                scores["temperature"] = temperature_scores(run, held)
+            scores["conformal"] = conformal_scores(run, held)
     check_laws(scores)
     return scores
 
@@ -179,7 +181,7 @@ def _scores(p: Predictive, y: Tensor) -> dict[str, float | None]:
     """Scores by name; None where one has no value, such as telling wrong from right when nothing is wrong."""
     table: dict[str, float | None] = dict(of.SUMS[p.kind][1](p.sums(y)))
     if p.kind == "survival":
-        return table | _survival_scores(p, y)
+        return table | _survival_scores(p, y, "concordance" in table)
     if p.kind == "real":
         if bool((p.total > 0).all()):
             table["sharpness"] = of.sharpness(p.mean, p.total.sqrt(), y)
@@ -198,13 +200,12 @@ def _scores(p: Predictive, y: Tensor) -> dict[str, float | None]:
     return table
 
 
-def _survival_scores(p: Predictive, y: Tensor) -> dict[str, float | None]:
-    """Uno's concordance, and the calibration error at the middle of the times."""
+def _survival_scores(p: Predictive, y: Tensor, compares: bool) -> dict[str, float | None]:
+    """Uno's concordance, where any two rows can be compared, and the calibration error at the middle of the times."""
     middle = len(p.times) // 2
     chances = p.survival[:, middle]
-    known = bool((y[:, 1] > 0).any())
     return {
-        "concordance_ipcw": of.concordance_ipcw(of.risk_of(p.survival), y) if known else None,
+        "concordance_ipcw": of.concordance_ipcw(of.risk_of(p.survival), y) if compares else None,
         "calibration": of.survival_calibration(chances, y, p.times[middle], min(5, len(y))).error,
     }
 

@@ -77,7 +77,8 @@ def _dots(run: Shown) -> Drawing:
     for ink, chosen in ((run.ink, share >= band), ("wrong", share < band)):
         if chosen.any():
             axes.marks.append(Dots(at_x[chosen], at_y[chosen], ink, run.number, 3.5, 0.8))
-    hints = [f"{n}: {s:.3f} of {r:.0f} rows, size {z:.3g}" for n, s, r, z in zip(names, share, rows, size)]
+    sizes = ["" if np.isnan(z) else f", size {z:.3g}" for z in size]  # under epsilon they are not told
+    hints = [f"{n}: {s:.3f} of {r:.0f} rows{z}" for n, s, r, z in zip(names, share, rows, sizes)]
     axes.marks.append(Dots(at_x, at_y, run.ink, run.number, 7, hint=hints))
     return axes.drawing(f"Coverage of {len(rows)} sites of {run.name} by their number of judging rows")
 
@@ -108,6 +109,7 @@ def _table(runs: list[Shown]) -> str:
         head = _head(run.calibration)
         worst = int(share.argmin())
         tenth = np.sort(share)[: max(1, len(share) // 10)].mean()
+        mean = (size * rows).sum() / rows.sum()
         kept = int((share >= exact_band(float(head["coverage"]), rows)[0]).sum())  # type: ignore[arg-type]
         cells = [
             *(str(head["way"]).replace("_", " "), str(head["score"]).replace("_", " "), f"{head['coverage']:.2f}"),
@@ -115,7 +117,7 @@ def _table(runs: list[Shown]) -> str:
             f"{share[worst]:.3f} ({names[worst]})",
             f"{tenth:.3f}",
             f"{kept} of {len(rows)}",
-            f"{(size * rows).sum() / rows.sum():.3g} {SIZES[str(head['kind'])]}",
+            "not told" if np.isnan(mean) else f"{mean:.3g} {SIZES[str(head['kind'])]}",
         ]
         text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         lines.append(f'<tr class="r{run.number}"><th scope=row>{key(run)}</th>{text}</tr>')
