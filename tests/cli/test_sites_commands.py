@@ -72,9 +72,11 @@ def test_of_a_private_run_promises_are_made_under_noise_alone(tmp_path):
     (tmp_path / "private.toml").write_text(SMALL.replace("rounds = 3", "rounds = 1").replace("[options]", private))
     call("run", tmp_path / "private.toml", "--output", folder)
     assert "95 % interval" not in call("evaluate", folder, "--by", "site")
-    for more in ([], ["--epsilon", 400, "--recalibrate"]):
+    for more in ([], ["--recalibrate"]):
         with pytest.raises(InputError, match="the run is private"):
             call("calibrate", folder, *more)
+    with pytest.raises(InputError, match="--recalibrate compares maps by sums without noise"):
+        call("calibrate", folder, "--epsilon", 400, "--recalibrate")
     assert not (folder / calibrated.FILE).exists()
     assert "noised, epsilon 400" in " ".join(call("calibrate", folder, "--epsilon", 400).split())
     assert "95 % interval" in call("evaluate", folder, "--by", "site")

@@ -51,9 +51,11 @@ def calibrate(
     from fedbayes.runs.folder import home_of, load
     from fedbayes.runs.scored import scored_clients
 
+    if recalibrate and epsilon is not None:
+        raise InputError("--recalibrate compares maps by sums without noise; leave it out with --epsilon")
     run = load(folder, device=device, clients=scored_clients(folder))
     held = held_out(run)
-    maps = compared(run, held) if recalibrate else None  # first: what it refuses would else have spent epsilon
+    maps = compared(run, held) if recalibrate else None
     made = conformal.fit(run, coverage, way=way, score=score, confidence=confidence, held=held, epsilon=epsilon)
     out.print(coverage_table(made))
     if maps is not None:
