@@ -10,6 +10,7 @@ from fedbayes.clients.schedules import scheduled
 from fedbayes.errors import InputError
 from fedbayes.methods.method import Setting
 from fedbayes.model.model import Model
+from fedbayes.model.trial import tried
 from fedbayes.networks.dropout import has_dropout
 from fedbayes.noise import Tape
 from fedbayes.posterior.layout import matches
@@ -18,7 +19,7 @@ from fedbayes.posterior.layout import matches
 def model_of(setting: Setting, points: list[str] | None, name: str = "") -> Model:
     """The setting's network, in two parts where some weights are points; its parts under a name of their own."""
     parts = None if points is None else {"points": points, "model": ["*"]}
-    return Model.of(
+    model = Model.of(
         setting.network,
         setting.likelihood,
         parts=parts,
@@ -29,6 +30,7 @@ def model_of(setting: Setting, points: list[str] | None, name: str = "") -> Mode
         augment=setting.augment,
         name=name,
     )
+    return tried(model, batch_like(setting.x, 2))
 
 
 def in_schedule(client: Client, within: str) -> Client:

@@ -194,14 +194,18 @@ def forward(
         spreads = model.as_read(model.layouts[part].split(spread))
         ours = [(weights[n], spreads[n]) for n in estimation.taken]
         handlers = {
-            func: _linear(func, spatial, ours, estimation.estimate, tape) for func, spatial in LINEAR_MAPS.items()
+            func: _linear(func, spatial, ours, estimation.estimate, tape, model.channels_last)
+            for func, spatial in LINEAR_MAPS.items()
         }
     output, static = model.train_output(weights, x, tape, mask, handlers)
     return output, weights, static
 
 
-def _linear(func: Any, spatial: int, ours: list[Normal], estimate: Estimate, tape: Tape) -> Handler:
-    plain = conv2d if func is F.conv2d else func
+def _linear(
+    func: Any, spatial: int, ours: list[Normal], estimate: Estimate, tape: Tape, channels_last: bool
+) -> Handler:
+    images = func is F.conv2d and channels_last
+    plain = conv2d if images else func
 
     def find(tensor: Tensor | None) -> Normal | None:
         # By identity: a table keyed by id would not survive compilation.
@@ -214,7 +218,7 @@ def _linear(func: Any, spatial: int, ours: list[Normal], estimate: Estimate, tap
         column = [-1] + [1] * spatial
         pair = find(bias)
         normal = None if pair is None else (pair[0].reshape(column), pair[1].reshape(column))
-        kernels = own_kernels_for(input, *args, **kwargs) if spatial == 2 else None
+        kernels = own_kernels_for(input, *args, **kwargs) if images else None
         out = estimate(lambda x, w: plain(x, w, None, *args, **kwargs), input, row, normal, tape, spatial, kernels)
         return out if bias is None or pair is not None else out + bias.reshape(column)
 

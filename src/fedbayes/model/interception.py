@@ -30,9 +30,9 @@ class Interception(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if handler is None else handler(*args, **(kwargs or {}))
 
 
-def ours(x: Tensor) -> dict[Any, Handler]:
-    """What is done our way in every call of a network on this input's device."""
-    return {**replaced(x), **pools(x)}
+def ours(x: Tensor, channels_last: bool = True) -> dict[Any, Handler]:
+    """What is done our way in every call of a network on this input's device; its convolutions give channels last."""
+    return {**(replaced(x) if channels_last else {}), **pools(x)}
 
 
 def training_handlers(tape: Tape, mask: Tensor | None) -> dict[Any, Handler]:

@@ -54,6 +54,7 @@ class Model:
     bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
     recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
     augment: Augment | None = None  # of stored inputs, in training
+    channels_last: bool = True  # whether it takes images, filters and outputs of convolutions in that layout
     frozen: Mapping[str, Weights] = field(default_factory=dict)  # by one name; empty where nothing is frozen
 
     @classmethod
@@ -121,7 +122,7 @@ class Model:
             bfloat16,
             recast,
             augment,
-            {f"{name}.{FROZEN}" if name else FROZEN: constants} if constants else {},
+            frozen={f"{name}.{FROZEN}" if name else FROZEN: constants} if constants else {},
         )
 
     @cached_property
@@ -157,7 +158,7 @@ class Model:
         if x.dtype != self.dtype and x.is_floating_point():
             x = x.to(self.dtype)
         # Convolutions on a CPU are faster with channels last, but for those of few channels, which oneDNN alone reads.
-        last = x.dim() == 4 and x.is_cpu and alone() and not few(x)
+        last = self.channels_last and x.dim() == 4 and x.is_cpu and alone() and not few(x)
         return x.contiguous(memory_format=torch.channels_last) if last else x
 
     def augmented(self, x: Tensor, tape: Tape) -> Tensor:
@@ -195,7 +196,8 @@ class Model:
     @cached_property
     def filters(self) -> tuple[str, ...]:
         """The weights of two-dimensional convolutions, but for few channels: oneDNN reads those as they are."""
-        layers = [n for n, m in self.module.named_modules() if isinstance(m, nn.Conv2d) and m.weight.shape[1] > FEW]
+        named = self.module.named_modules() if self.channels_last else ()
+        layers = [n for n, m in named if isinstance(m, nn.Conv2d) and m.weight.shape[1] > FEW]
         return tuple(f"{n}.weight".removeprefix(".") for n in layers)
 
     def as_read(self, tensors: Weights) -> dict[str, Tensor]:
@@ -233,7 +235,7 @@ class Model:
             replacements |= self._usual(x)
             with Interception(replacements) if replacements else nullcontext():
                 return self._call(self.still, weights, x)
-        with Interception({**ours(first_of(x)), **training_handlers(tape, None)}):
+        with Interception({**ours(first_of(x), self.channels_last), **training_handlers(tape, None)}):
             return self._call(self.dropping, weights, x)
 
     @cached_property
@@ -251,7 +253,7 @@ class Model:
 
     def _usual(self, x: Tensor) -> dict[Any, Handler]:
         """What is done our way in every call."""
-        return ours(first_of(x)) if self.convolves else {}
+        return ours(first_of(x), self.channels_last) if self.convolves else {}
 
     def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
         tensors, seen = self.as_read(_of_module(weights)), self.inputs(x)

@@ -54,6 +54,15 @@ def straight(module: nn.Module) -> nn.Module:
     return module
 
 
+def as_written(module: nn.Module) -> nn.Module:
+    """The module with its Sequentials as the user wrote them, in place."""
+    for layer in module.modules():
+        if type(layer) is Straight:
+            layer.__class__ = nn.Sequential  # type: ignore[assignment]
+            del layer.order
+    return module
+
+
 class Direct(NamedTuple):
     """The functions that a network calls one after another, with the names of their weights and biases."""
 

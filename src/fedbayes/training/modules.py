@@ -8,7 +8,7 @@ from torch import nn
 
 from fedbayes.errors import InputError
 from fedbayes.model.adapted import merge
-from fedbayes.model.order import Straight
+from fedbayes.model.order import as_written
 from fedbayes.model.predictive import draw_weights
 from fedbayes.posterior.values import Draws, Parts
 from fedbayes.training.task import Task
@@ -30,11 +30,7 @@ def module_of(task: Task, parts: Parts, draw: int | None = None) -> nn.Module:
         # As many as `predict` takes, so that these are the networks by which it predicts.
         drawn = draw_weights(own, max(draw + 1, task.program.prediction.draws), task.seed, "predict")
         vectors = {part: t[draw] for part, t in drawn.items()}
-    network = copy.deepcopy(model.module).cpu()
-    for layer in network.modules():
-        if type(layer) is Straight:
-            layer.__class__ = nn.Sequential  # type: ignore[assignment]  # as the user wrote it
-            del layer.order
+    network = as_written(copy.deepcopy(model.module).cpu())
     weights = {n: t.cpu() for n, t in model.weights(vectors).items() if not n.startswith("likelihood.")}
     network.load_state_dict(weights, strict=False)
     return merge(network).requires_grad_(True).eval()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.data import Clients, Dataset, Prepare, from_clients
-from fedbayes.engine.choice import carry_of, choose
+from fedbayes.engine.choice import carry_of, choose, quick_cpu
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation.attacks import Attack
 from fedbayes.federation.bounds import Bounds, with_bounds
@@ -192,7 +192,8 @@ def prepare(
     )
     try_network(setting, clients)
     bounds = Bounds(cap_precision or None, clip_change, clip_quantile, cap_rows)
-    program = with_stages(with_bounds(method.build(setting), bounds), stages)
+    with quick_cpu():  # as in rounds: the network is tried
+        program = with_stages(with_bounds(method.build(setting), bounds), stages)
     if wanted.private_scores is not None and (data.kind != "classes" or not program.prediction.whole):
         raise InputError("private_scores: accuracy and NLL are of classes, and of a model that all share; leave it out")
     told = Told(rounds, evaluate_every)

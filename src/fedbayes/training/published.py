@@ -227,6 +227,7 @@ def _model(task: Task, data: Dataset, cuts: Mapping[str, list[str]], parts: Part
             prepare=built.prepare,
             units=built.units,
         )
+        model = replace(model, channels_last=built.channels_last)
     except ValueError as error:
         raise InputError(f"network: it is not the one that was trained ({error})") from error
     for part, layout in model.layouts.items():

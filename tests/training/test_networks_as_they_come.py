@@ -1,0 +1,91 @@
+"""Networks that users bring: what PyTorch trains is trained, alike in every engine, or refused in one line."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedbayes as fb
+
+SHAPE, WORDS = (8,), 20
+ENGINES = {"loop": {"engine": "loop"}, "stacked": {"engine": "stacked", "compile": "off"}, "auto": {}}
+
+
+def sites(shape: tuple[int, ...] = SHAPE, rows: int = 21, words: int = 0) -> fb.data.Clients:
+    random = torch.Generator().manual_seed(0)
+
+    def inputs() -> Tensor:
+        if words:
+            return torch.randint(1, words, (rows, *shape), generator=random)
+        return torch.randn(rows, *shape, generator=random)
+
+    pairs = [(inputs(), torch.randint(3, (rows,), generator=random)) for _ in range(3)]
+    return fb.data.from_clients(pairs, test=pairs[0], kind="classes", classes=3)
+
+
+def trained(network: Callable[[], nn.Module], clients: fb.data.Clients, **options) -> fb.Run:
+    torch.manual_seed(0)
+    method = options.pop("method", None) or fb.methods.fedavg(lr=0.1, epochs=1, batch=8)
+    return fb.fit(network(), clients, **{"method": method, "rounds": 2, "seed": 0, **options})
+
+
+class LeNet(nn.Module):
+    """The tutorial's: `view` behind convolutions needs the usual layout."""
+
+    def __init__(self, channels: int, *, listed: bool = False) -> None:
+        super().__init__()
+        layers = nn.Conv2d(channels, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.ReLU()
+        self.features = nn.Sequential(*layers) if listed else nn.ModuleList(layers)
+        self.head = nn.Linear(8 * 2 * 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.features, nn.Sequential):
+            x = self.features(x)
+        else:
+            for layer in self.features:
+                x = layer(x)
+        return self.head(x.view(x.size(0), -1))
+
+
+NETWORKS = {
+    "view, 1 channel": (lambda: LeNet(1), lambda: sites((1, 10, 10))),
+    "view, 3 channels": (lambda: LeNet(3), lambda: sites((3, 10, 10))),
+    "view, 6 channels": (lambda: LeNet(6), lambda: sites((6, 10, 10))),
+    "view behind a Sequential": (lambda: LeNet(3, listed=True), lambda: sites((3, 10, 10))),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_pytorch_trains_is_trained_alike_by_every_engine(name: str) -> None:
+    network, clients = NETWORKS[name][0], NETWORKS[name][1]()
+    runs = {engine: trained(network, clients, **options) for engine, options in ENGINES.items()}
+    for run in runs.values():
+        assert not any(record["left_out"] for record in run.journal)
+        for part, q in runs["loop"].broadcast.items():
+            torch.testing.assert_close(run.broadcast[part].mean, q.mean, rtol=1e-4, atol=1e-5)
+    x = clients.data.test_x
+    probs = runs["auto"].module()(x).softmax(-1)
+    torch.testing.assert_close(runs["auto"].predict(x).probs, probs, rtol=1e-4, atol=1e-5, check_dtype=False)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_pytorch_trains_has_a_posterior(name: str) -> None:
+    run = trained(*(make() if i else make for i, make in enumerate(NETWORKS[name])), method="feduab", rounds=1)
+    assert all(q.mean.isfinite().all() for part, q in run.broadcast.items() if part != "counters")
+    assert run.module(draw=0)(run.task.clients.data.test_x).isfinite().all()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 6])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_view_behind_convolutions_is_one_without_onednn_too(channels: int, listed: bool) -> None:
+    """As on ARM, where convolutions of few channels are done our way."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        run = trained(lambda: LeNet(channels, listed=listed), sites((channels, 10, 10)), method="feduab", rounds=1)
+    assert not run.task.program.model.channels_last
+    assert run.predict(run.task.clients.data.test_x).probs.isfinite().all()
+
+
+def test_the_layout_is_left_as_it_is_only_where_it_must_be() -> None:
+    flat = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 64, 3))
+    assert trained(lambda: flat, sites((3, 10, 10)), rounds=0).task.program.model.channels_last
