@@ -1,12 +1,15 @@
 """Networks that users bring: what PyTorch trains is trained, alike in every engine, or refused in one line."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedbayes as fb
+from fedbayes.training import published
+from fedbayes.training.tested import predict_with
 
 SHAPE, WORDS = (8,), 20
 ENGINES = {"loop": {"engine": "loop"}, "stacked": {"engine": "stacked", "compile": "off"}, "auto": {}}
@@ -89,3 +92,52 @@ def test_a_view_behind_convolutions_is_one_without_onednn_too(channels: int, lis
 def test_the_layout_is_left_as_it_is_only_where_it_must_be() -> None:
     flat = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 64, 3))
     assert trained(lambda: flat, sites((3, 10, 10)), rounds=0).task.program.model.channels_last
+
+
+class Body(nn.Module):
+    """A body with BatchNorm, of statistics that nobody's rows have, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.head = nn.Linear(6, 3)
+        self.body[1].running_mean += 5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def frozen_body() -> nn.Module:
+    network = Body()
+    network.body.requires_grad_(False)
+    return network
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feduab"])
+@pytest.mark.parametrize("how", ["by pattern", "by requires_grad"])
+def test_batch_norm_of_a_frozen_body_keeps_its_statistics(how: str, method: str, tmp_path: Path) -> None:
+    make, options = (Body, {"frozen": ("body.*",)}) if how == "by pattern" else (frozen_body, {})
+    runs = [trained(make, sites(), method=method, **options, **engine) for engine in ENGINES.values()]
+    for run in runs:
+        assert {*run.broadcast} == {"model"}
+        torch.testing.assert_close(run.broadcast["model"].mean, runs[0].broadcast["model"].mean, rtol=1e-4, atol=1e-5)
+    torch.manual_seed(0)
+    network, module, x = make(), runs[0].module(), runs[0].task.clients.data.test_x
+    assert type(module.body[1]) is nn.BatchNorm1d
+    for name, buffer in network.named_buffers():
+        assert torch.equal(module.get_buffer(name), buffer), name
+    if method == "fedavg":
+        torch.testing.assert_close(runs[0].predict(x).probs, module(x).softmax(-1).double(), check_dtype=False)
+    published.write(runs[0], tmp_path, "a model")
+    task, progress = published.read(tmp_path, make())
+    assert task.program.model.layouts == runs[0].task.program.model.layouts
+    ours, theirs = (
+        predict_with(task, parts, x).mean
+        for task, parts in ((task, progress.state.broadcast), (runs[0].task, runs[0].parts))
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_batch_norm_without_weights_of_its_own_is_not_frozen() -> None:
+    network = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6, affine=False), nn.ReLU(), nn.Linear(6, 3))
+    assert "buffers" in trained(lambda: network, sites(), frozen=("0.*",), rounds=1).broadcast

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -32,6 +31,7 @@ from fedbayes.model.adapted_layers import (
 from fedbayes.model.adapters import Adapters
 from fedbayes.model.classifier import last_layer
 from fedbayes.model.model import DRAWN
+from fedbayes.model.still_norm import hold_still, let_move
 from fedbayes.noise import normals
 from fedbayes.posterior.layout import matches
 
@@ -59,7 +59,8 @@ def adapt(network: nn.Module, adapters: Adapters) -> nn.Module:
             weight.data = weight.data.to(trained_dtype(weight.dtype))
         weight.requires_grad_(name in trained)
     for name, layer in network.named_modules():
-        _freeze_buffers(name, layer, full)
+        if not any(matches(f"{name}.{key}".removeprefix("."), full) for key in (*layer._parameters, *layer._buffers)):
+            hold_still(layer)
     for name, (layer, kind) in layers.items():
         a = _drawn(name, layer, kind, adapters) if file is None else file.a[name]
         give(layer, kind, a, train_a=adapters.both)
@@ -140,26 +141,6 @@ def _drawn(name: str, layer: nn.Module, kind: Kind, adapters: Adapters) -> Tenso
     return values * (adapters.scale / math.sqrt(len(values)))
 
 
-class StillNorm(nn.Module):
-    """BatchNorm by its stored statistics, in training too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)  # type: ignore[arg-type]
-
-
-def _freeze_buffers(name: str, layer: Any, full: tuple[str, ...]) -> None:
-    """A frozen layer's buffers are constants like its weights: neither pooled nor sent. Its statistics stand still."""
-    own = [key for key, buffer in layer._buffers.items() if buffer is not None]
-    if not own or any(matches(f"{name}.{key}".removeprefix("."), full) for key in (*layer._parameters, *own)):
-        return
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        layer.__dict__["moving"] = type(layer)
-        layer.__class__ = StillNorm  # type: ignore[assignment]
-    layer.held = tuple(own)
-    for key in own:
-        layer.register_parameter(key, nn.Parameter(layer._buffers.pop(key), requires_grad=False))
-
-
 def _nothing(layer: nn.Module, inputs: Any, output: Any) -> None:
     """A hook that changes nothing."""
 
@@ -196,10 +177,7 @@ def merge(network: nn.Module) -> nn.Module:
                 layer._forward_pre_hooks_with_kwargs.pop(key, None)
         if isinstance(layer, AdaptedAttention):
             layer.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
-        for key in layer.__dict__.pop("held", ()):
-            layer._buffers[key] = layer._parameters.pop(key).data  # type: ignore[union-attr]
-        if isinstance(layer, StillNorm):
-            layer.__class__ = layer.__dict__.pop("moving")
+        let_move(layer)
     return network
 
 

@@ -21,6 +21,7 @@ from fedbayes.model.inputs import as_it_is, first_of, to_float
 from fedbayes.model.interception import Handler, Interception, batch_norm, ours, training_handlers
 from fedbayes.model.likelihood import Likelihood, Weights, log_prob_of_classes
 from fedbayes.model.order import Direct, Straight, straight
+from fedbayes.model.still_norm import hold_norms_still
 from fedbayes.model.tracing import alone, asks_whether_traced, said_to_be_traced
 from fedbayes.model.trees import mapped
 from fedbayes.noise import Tape
@@ -80,6 +81,10 @@ class Model:
         weights = _parameters(module, likelihood)
         _refuse_strays(frozen, weights, "frozen")
         rest = Layout.of(weights, frozen=[*frozen, *(n for n, p in module.named_parameters() if not p.requires_grad)])
+        # Weights that are never trained are held once: a body may be large.
+        held = {id(p): p for p in module.parameters() if not p.requires_grad}
+        module = copy.deepcopy(module, held)
+        hold_norms_still(module, {*rest.names})
         layouts = {}
         for part, patterns in (parts or {name or "model": ("*",)}).items():
             layouts[part] = rest.select(*patterns)
@@ -96,9 +101,7 @@ class Model:
         layouts = {part: layout for part, layout in layouts.items() if layout.names}
         if all(is_static(part) for part in layouts):
             raise ValueError("the network has no trainable weights; check the pattern of frozen ones")
-        # Weights that are never trained are held once: a body may be large.
-        held = {id(p): p for p in module.parameters() if not p.requires_grad}
-        module = straight(copy.deepcopy(module, held)).requires_grad_(False).train()
+        module = straight(module).requires_grad_(False).train()
         still, dropping = shared_copy(module).eval(), shared_copy(module).eval()
         for layer in dropping.modules():
             layer.training = isinstance(layer, nn.modules.dropout._DropoutNd)

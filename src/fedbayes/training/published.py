@@ -28,7 +28,7 @@ from fedbayes.federation.kept import apart
 from fedbayes.federation.program import FederationState
 from fedbayes.federation.round import predicting
 from fedbayes.files import reading, size_of, text_of, write_atomically
-from fedbayes.model.adapted import is_adapted
+from fedbayes.model.adapted import is_adapted, merge
 from fedbayes.model.model import Model, is_static
 from fedbayes.posterior import values
 from fedbayes.posterior.values import Parts, check
@@ -217,10 +217,11 @@ def _model(task: Task, data: Dataset, cuts: Mapping[str, list[str]], parts: Part
     """The network cut into the parts of the file, held to be the one that these were made for."""
     built = task.program.model
     trained = {name for names in cuts.values() for name in names}
-    frozen = [name for name, _ in built.module.named_parameters() if name not in trained]
+    network = merge(built.module)  # statistics that stood still are buffers again
+    frozen = [name for name, _ in network.named_parameters() if name not in trained]
     try:
         model = Model.of(
-            built.module.requires_grad_(True),
+            network.requires_grad_(True),
             built.likelihood,
             parts=cuts,
             frozen=frozen,
