@@ -1,5 +1,6 @@
 """Networks that users bring: what PyTorch trains is trained, alike in every engine, or refused in one line."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedbayes as fb
+from fedbayes.engine.workers import threads
 from fedbayes.training import published
 from fedbayes.training.tested import predict_with
 
@@ -51,18 +53,51 @@ class LeNet(nn.Module):
         return self.head(x.view(x.size(0), -1))
 
 
+class Keeping(nn.Module):
+    """It keeps what it saw last on itself, as networks do whose attention is looked at."""
+
+    def __init__(self, first: nn.Module, width: int) -> None:
+        super().__init__()
+        self.first, self.head, self.last = first, nn.Linear(width, 3), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.first(x).relu()
+        return self.head(self.last.flatten(2).mean(2) if self.last.dim() > 2 else self.last)
+
+
+def used(network: nn.Module, x: Tensor) -> nn.Module:
+    """A network that the user has called, with its graph."""
+    network(x).sum().backward()
+    return network
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def weight_normed() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 6)), nn.ReLU(), nn.Linear(6, 3))
+
+
 NETWORKS = {
     "view, 1 channel": (lambda: LeNet(1), lambda: sites((1, 10, 10))),
     "view, 3 channels": (lambda: LeNet(3), lambda: sites((3, 10, 10))),
     "view, 6 channels": (lambda: LeNet(6), lambda: sites((6, 10, 10))),
     "view behind a Sequential": (lambda: LeNet(3, listed=True), lambda: sites((3, 10, 10))),
+    "keeps an activation": (lambda: Keeping(nn.Linear(8, 700), 700), sites),
+    "keeps an activation of the user's": (lambda: used(Keeping(nn.Linear(8, 6), 6), torch.ones(2, 8)), sites),
+    "weight norm of old": (weight_normed, sites),
+    "keeps maps": (lambda: Keeping(nn.Conv2d(3, 4, 3), 4), lambda: sites((3, 40, 40))),
 }
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_pytorch_trains_is_trained_alike_by_every_engine(name: str) -> None:
     network, clients = NETWORKS[name][0], NETWORKS[name][1]()
-    runs = {engine: trained(network, clients, **options) for engine, options in ENGINES.items()}
+    with threads(2):
+        runs = {engine: trained(network, clients, **options) for engine, options in ENGINES.items()}
     for run in runs.values():
         assert not any(record["left_out"] for record in run.journal)
         for part, q in runs["loop"].broadcast.items():

@@ -13,11 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._pytree import tree_leaves
 
 
 def shared_copy(module: nn.Module) -> nn.Module:
     """A copy that shares the tensors."""
     return copy.deepcopy(module, {id(t): t for t in [*module.parameters(), *module.buffers()]})
+
+
+def apart_from_graphs(module: nn.Module) -> nn.Module:
+    """A copy, in which activations that the module keeps on itself are no part of the graph that made them."""
+    kept = [leaf for layer in module.modules() for leaf in tree_leaves(vars(layer)) if isinstance(leaf, Tensor)]
+    return copy.deepcopy(module, {id(t): t.detach() for t in kept if not t.is_leaf})
 
 
 class _ThreadCopies(threading.local):
@@ -31,12 +38,16 @@ _COPIES = _ThreadCopies()
 
 
 def of_this_thread(module: nn.Module) -> nn.Module:
-    """The module itself in the main thread, else a copy: a call with other weights holds them in the module."""
-    if torch.compiler.is_compiling() or threading.current_thread() is threading.main_thread():
+    """A copy for this thread: a call with other weights holds them in the module, and may leave activations in it.
+
+    The module itself is never called, so that it can be copied: PyTorch can't copy what a graph was made of.
+    """
+    if torch.compiler.is_compiling():
         return module
-    if module not in _COPIES.of:
-        _COPIES.of[module] = shared_copy(module)
-    return _COPIES.of[module]
+    copied = _COPIES.of.get(module)
+    if copied is None:
+        copied = _COPIES.of[module] = shared_copy(module)
+    return copied
 
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]  # where a module keeps the tensor of a name; several where tied

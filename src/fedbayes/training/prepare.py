@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from fedbayes.federation.schedule import poisson
 from fedbayes.methods import METHODS, Method, Setting, method_named
 from fedbayes.model.adapted import adapt
 from fedbayes.model.adapters import Adapters
-from fedbayes.model.call import plain_gradients
+from fedbayes.model.call import apart_from_graphs, plain_gradients
 from fedbayes.model.likelihood import Likelihood, likelihood_for
 from fedbayes.model.recomputation import mark_blocks, repeated
 from fedbayes.options import options_of, record_of
@@ -168,7 +167,7 @@ def prepare(
         likelihood = default_likelihood(data) if likelihood is None else likelihood_for(data, likelihood)
     network = network_for(network, data, likelihood, seed)
     likelihood = with_class_weights(likelihood, class_weights, data, where)
-    network = copy.deepcopy(network)
+    network = apart_from_graphs(network)
     asks = plain_gradients(network)
     mark_blocks(network, recompute or (asks and bool(repeated(network))))
     if adapters:
