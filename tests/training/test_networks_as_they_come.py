@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedbayes as fb
@@ -65,6 +66,22 @@ class Keeping(nn.Module):
         return self.head(self.last.flatten(2).mean(2) if self.last.dim() > 2 else self.last)
 
 
+class Decoder(nn.Module):
+    """Texts padded on the left under a causal mask: what stands first may attend to nothing."""
+
+    def __init__(self, rate: float, *, added: bool = False) -> None:
+        super().__init__()
+        self.words, self.three, self.head = nn.Embedding(WORDS, 8), nn.Linear(8, 24), nn.Linear(8, 3)
+        self.rate, self.added = rate, added
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.ones(7, 7, dtype=torch.bool).tril() & (torch.arange(7) > 1) & (x > 0)[:, None]
+        mask = torch.where(seen, 0.0, -torch.inf) if self.added else seen
+        query, key, value = self.three(self.words(x))[:, None].chunk(3, -1)
+        rate = self.rate if self.training else 0.0
+        return self.head(F.scaled_dot_product_attention(query, key, value, mask[:, None], rate)[:, 0].mean(1))
+
+
 def used(network: nn.Module, x: Tensor) -> nn.Module:
     """A network that the user has called, with its graph."""
     network(x).sum().backward()
@@ -89,6 +106,9 @@ NETWORKS = {
     "keeps an activation": (lambda: Keeping(nn.Linear(8, 700), 700), sites),
     "keeps an activation of the user's": (lambda: used(Keeping(nn.Linear(8, 6), 6), torch.ones(2, 8)), sites),
     "weight norm of old": (weight_normed, sites),
+    "attends to nothing": (lambda: Decoder(0.0), lambda: sites((7,), words=WORDS)),
+    "attends to nothing, by a sum": (lambda: Decoder(0.0, added=True), lambda: sites((7,), words=WORDS)),
+    "attends to nothing, dropout": (lambda: Decoder(0.1), lambda: sites((7,), words=WORDS)),
     "keeps maps": (lambda: Keeping(nn.Conv2d(3, 4, 3), 4), lambda: sites((3, 40, 40))),
 }
 

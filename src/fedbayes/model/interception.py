@@ -82,7 +82,11 @@ def _attention(tape: Tape) -> Handler:
         if attn_mask is not None:
             seen = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -torch.inf) if seen else scores + attn_mask
-        return _dropout(tape, None)(scores.softmax(-1), dropout_p, dropout_p > 0) @ value
+            blind = (scores == -torch.inf).all(-1, keepdim=True)  # queries that may attend to nothing: they get 0
+            shares = scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+        else:
+            shares = scores.softmax(-1)
+        return _dropout(tape, None)(shares, dropout_p, dropout_p > 0) @ value
 
     return attention
 
