@@ -82,6 +82,19 @@ class Decoder(nn.Module):
         return self.head(F.scaled_dot_product_attention(query, key, value, mask[:, None], rate)[:, 0].mean(1))
 
 
+class Buffered(nn.Module):
+    """A constant that can't be averaged, added where it adds nothing."""
+
+    def __init__(self, constant: Tensor, *, persistent: bool = True) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 6), nn.Linear(6, 3)
+        self.register_buffer("constant", constant, persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        constant = self.constant.real if self.constant.is_complex() else self.constant.exp()
+        return self.head(self.first(x).relu() + constant)
+
+
 def used(network: nn.Module, x: Tensor) -> nn.Module:
     """A network that the user has called, with its graph."""
     network(x).sum().backward()
@@ -109,6 +122,8 @@ NETWORKS = {
     "attends to nothing": (lambda: Decoder(0.0), lambda: sites((7,), words=WORDS)),
     "attends to nothing, by a sum": (lambda: Decoder(0.0, added=True), lambda: sites((7,), words=WORDS)),
     "attends to nothing, dropout": (lambda: Decoder(0.1), lambda: sites((7,), words=WORDS)),
+    "buffer of -inf": (lambda: Buffered(torch.tensor([0.0, -torch.inf, 0, 0, 0, 0])), sites),
+    "complex buffer": (lambda: Buffered(torch.polar(torch.ones(6), torch.arange(6.0)), persistent=False), sites),
     "keeps maps": (lambda: Keeping(nn.Conv2d(3, 4, 3), 4), lambda: sites((3, 40, 40))),
 }
 

@@ -91,7 +91,7 @@ class Model:
             rest = rest.without(*patterns)
         if rest.names:
             raise ValueError(f"{len(rest.names)} weights are in no part, first {rest.names[0]!r}; add a part with '*'")
-        buffers = dict(module.named_buffers())
+        buffers = {n: b for n, b in module.named_buffers() if _travels(b)}
         recast: dict[str, torch.dtype] = {}
         for kind, real in zip(STATIC, (True, False)):
             part = f"{name}.{kind}" if name else kind
@@ -335,6 +335,11 @@ def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:
         raise ValueError(f"the network has a weight {clash!r}, a name that likelihoods use; rename that attribute")
     device = next(iter(own.values())).device if own else None
     return own | {f"likelihood.{n}": p.detach().to(device) for n, p in likelihood.parameters.items()}
+
+
+def _travels(buffer: Tensor) -> bool:
+    """Whether a buffer can be averaged and sent; a mask of -inf or complex rotations are the module's own constants."""
+    return not buffer.is_complex() and bool(buffer.isfinite().all())
 
 
 def _of_module(weights: Weights) -> dict[str, Tensor]:
