@@ -1,5 +1,6 @@
 """Networks that users bring: what PyTorch trains is trained, alike in every engine, or refused in one line."""
 
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from torch import Tensor, nn
 
 import fedbayes as fb
@@ -95,14 +97,33 @@ class Buffered(nn.Module):
         return self.head(self.first(x).relu() + constant)
 
 
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def pruned() -> nn.Module:
+    network = mlp()
+    nn.utils.prune.l1_unstructured(network[0], "weight", amount=0.3)
+    nn.utils.prune.remove(network[0], "weight")  # which registers the weight anew, after the bias
+    return network
+
+
+def beside_a_buffer() -> nn.Module:
+    network = mlp()
+    network.register_buffer("prior", torch.ones(3))
+    return network
+
+
+def patched() -> nn.Module:
+    network = mlp()
+    network[1].forward = types.MethodType(lambda self, x: x.tanh() + 1, network[1])
+    return network
+
+
 def used(network: nn.Module, x: Tensor) -> nn.Module:
     """A network that the user has called, with its graph."""
     network(x).sum().backward()
     return network
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
 def weight_normed() -> nn.Module:
@@ -124,6 +145,9 @@ NETWORKS = {
     "attends to nothing, dropout": (lambda: Decoder(0.1), lambda: sites((7,), words=WORDS)),
     "buffer of -inf": (lambda: Buffered(torch.tensor([0.0, -torch.inf, 0, 0, 0, 0])), sites),
     "complex buffer": (lambda: Buffered(torch.polar(torch.ones(6), torch.arange(6.0)), persistent=False), sites),
+    "pruned": (pruned, sites),
+    "a buffer beside layers": (beside_a_buffer, sites),
+    "a forward of its own": (patched, sites),
     "keeps maps": (lambda: Keeping(nn.Conv2d(3, 4, 3), 4), lambda: sites((3, 40, 40))),
 }
 

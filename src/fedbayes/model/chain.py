@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedbayes.model.likelihood import log_prob_of_classes
 from fedbayes.model.model import Model
-from fedbayes.model.order import Straight
+from fedbayes.model.order import Straight, is_hooked
 from fedbayes.posterior.values import LOG_2PI
 
 BETWEEN: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
@@ -90,5 +90,6 @@ def _is_of(model: Model, layers: list[nn.Module]) -> bool:
     ordered = [id(p) for p in model.module.parameters()] == [id(p) for p in own]
     whole = {part: layout.size for part, layout in model.layouts.items()} == {"model": sum(p.numel() for p in own)}
     known = model.likelihood.scale is not None or model.likelihood.log_prob is log_prob_of_classes
-    hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.module.modules())
-    return ordered and whole and known and not hooked and not model.bfloat16 and model.augment is None
+    usual = all([*layer._parameters] == ["weight", "bias"] for layer in layers)
+    hooked = any(is_hooked(layer) for layer in model.module.modules())
+    return ordered and usual and whole and known and not hooked and not model.bfloat16 and model.augment is None

@@ -71,12 +71,13 @@ class Direct(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module) -> Direct | None:
-        """None where the module calls anything that is not in DIRECT."""
+        """None where the module calls anything that is not in DIRECT, or has buffers, which somebody may look at."""
         layers, own = list(_layers(module)), dict(module.named_parameters())
-        if not all(_is_direct(layer) for layer in layers):
+        if not all(_is_direct(layer) for layer in layers) or any(True for _ in module.buffers()):
             return None
         names = {id(p): name for name, p in own.items()}
-        places = [tuple(names.get(id(p), NONE) for p in layer._parameters.values()) for layer in layers]
+        tables = [layer._parameters for layer in layers]  # in the order of registration, which pruning changes
+        places = [tuple(names.get(id(t[key]), NONE) for key in ("weight", "bias")) if t else () for t in tables]
         functions = [DIRECT[type(layer)](layer) for layer in layers]
         return cls(tuple((f, at, options) for (f, options), at in zip(functions, places)), {**own, NONE: None})
 
@@ -90,7 +91,7 @@ class Direct(NamedTuple):
 
 def _layers(module: Any) -> Iterator[Any]:
     """In the order of their calls."""
-    if type(module) is not Straight or _is_hooked(module):
+    if type(module) is not Straight or is_hooked(module):
         yield module
         return
     layers = list(module)
@@ -98,15 +99,16 @@ def _layers(module: Any) -> Iterator[Any]:
         yield from _layers(layer)
 
 
-def _is_hooked(layer: Any) -> bool:
+def is_hooked(layer: Any) -> bool:
+    """Whether a call of the layer does more than the forward of its class."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    return bool(hooks)
+    return bool(hooks) or "forward" in layer.__dict__
 
 
 def _is_direct(layer: Any) -> bool:
     """Whether a function in DIRECT does all that a call of the layer does."""
     kind = type(layer)
-    if kind not in DIRECT or _is_hooked(layer):
+    if kind not in DIRECT or is_hooked(layer):
         return False
     if kind is nn.Conv2d:
         return bool(layer.padding_mode == "zeros")
@@ -124,7 +126,7 @@ def _in_order(layers: Iterable[nn.Module]) -> list[int]:
 
 def _may_swap(first: nn.Module, second: nn.Module) -> bool:
     fits = type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices
-    return fits and not _is_hooked(first) and not _is_hooked(second)
+    return fits and not is_hooked(first) and not is_hooked(second)
 
 
 def _conv2d(layer: Any) -> tuple[Function, Options]:
