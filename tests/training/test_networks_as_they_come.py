@@ -101,6 +101,29 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
+class Averaging(nn.Module):
+    """It follows the mean of what it sees, in a buffer that it assigns or writes in place."""
+
+    def __init__(self, *, assigns: bool, first: Callable[[], nn.Module] = lambda: nn.Linear(8, 6)) -> None:
+        super().__init__()
+        self.first, self.head, self.assigns = first(), nn.Linear(6, 3), assigns
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        if self.training:
+            now = 0.9 * self.seen + 0.1 * (h.mean(0) + 1)
+            if self.assigns:
+                self.seen = now
+            else:
+                self.seen.copy_(now.detach())
+        return self.head(h - self.seen.detach())
+
+
+def parametrised() -> nn.Module:
+    return nn.utils.parametrizations.weight_norm(nn.Linear(8, 6))
+
+
 def pruned() -> nn.Module:
     network = mlp()
     nn.utils.prune.l1_unstructured(network[0], "weight", amount=0.3)
@@ -235,3 +258,14 @@ def test_batch_norm_of_a_frozen_body_keeps_its_statistics(how: str, method: str,
 def test_batch_norm_without_weights_of_its_own_is_not_frozen() -> None:
     network = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6, affine=False), nn.ReLU(), nn.Linear(6, 3))
     assert "buffers" in trained(lambda: network, sites(), frozen=("0.*",), rounds=1).broadcast
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("first", [lambda: nn.Linear(8, 6), parametrised], ids=["plain", "parametrised"])
+def test_a_buffer_moves_whether_it_is_assigned_or_written(first: Callable[[], nn.Module], engine: str) -> None:
+    def moved(assigns: bool) -> Tensor:
+        run = trained(lambda: Averaging(assigns=assigns, first=first), sites(rows=24), **ENGINES[engine])
+        return run.broadcast["buffers"].mean
+
+    assert moved(True).min() > 0.1
+    torch.testing.assert_close(moved(True), moved(False))

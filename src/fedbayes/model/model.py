@@ -226,7 +226,7 @@ class Model:
         weights = {**weights, **{n: weights[n].clone() for n in names}}
         x = self.augmented(x, tape)
         with Interception(replacements) if replacements else nullcontext():
-            output = self._call(self.module, weights, x)
+            output = self._call(self.module, weights, x, names)
         return output, {part: self.layouts[part].join(weights) for part in self.static}
 
     def output(self, weights: Weights, x: Tensor, tape: Tape | None = None) -> Tensor:
@@ -258,11 +258,11 @@ class Model:
         """What is done our way in every call."""
         return ours(first_of(x), self.channels_last) if self.convolves else {}
 
-    def _call(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
+    def _call(self, module: nn.Module, weights: Weights, x: Tensor, moving: Iterable[str] = ()) -> Tensor:
         tensors, seen = self.as_read(_of_module(weights)), self.inputs(x)
         half = torch.autocast(first_of(x).device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
         with half, said_to_be_traced() if self.asks and not alone() else nullcontext():
-            output = tensor_in(call(module, tensors, seen))
+            output = tensor_in(call(module, tensors, seen, moving))
         return output.to(self.dtype)
 
     def log_prob(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
