@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fedbayes as fb
 from fedbayes.engine.workers import threads
+from fedbayes.errors import InputError
 from fedbayes.training import published
 from fedbayes.training.tested import predict_with
 
@@ -269,3 +270,60 @@ def test_a_buffer_moves_whether_it_is_assigned_or_written(first: Callable[[], nn
 
     assert moved(True).min() > 0.1
     torch.testing.assert_close(moved(True), moved(False))
+
+
+class Clamped(nn.Linear):
+    """It holds its weights in bounds as many a tutorial does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-10, 10)
+        return super().forward(x)
+
+
+class Renormed(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.5)
+        return super().forward(x)
+
+
+class Started(Buffered):
+    """It starts a buffer at its first batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.constant.copy_(torch.where(self.constant.isnan(), x.mean(), self.constant))
+        return self.head(self.first(x).relu() - self.constant)
+
+
+class Clamps(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-10, 10)
+        return super().forward(x)
+
+
+def words(**options) -> nn.Module:
+    return nn.Sequential(nn.Embedding(WORDS, 4, **options), nn.Flatten(), nn.Linear(28, 3))
+
+
+REFUSED = {
+    "max_norm": (lambda: words(max_norm=1.0), lambda: sites((7,), words=WORDS), "changes the weight 0.weight"),
+    "clamp_": (lambda: nn.Sequential(Clamped(8, 6), nn.Linear(6, 3)), sites, "changes the weight 0.weight"),
+    "weight.data": (lambda: nn.Sequential(nn.Linear(8, 6), Renormed(6, 3)), sites, "changes the weight 1.weight"),
+    "filters": (
+        lambda: nn.Sequential(Clamps(6, 4, 3), nn.Flatten(), nn.Linear(256, 3)),
+        lambda: sites((6, 10, 10)),
+        "changes the weight 0.weight",
+    ),
+    "a buffer of nan": (lambda: Started(torch.full((6,), torch.nan)), sites, "forward changes constant"),
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feduab"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_trained_is_refused_by_its_name(name: str, method: str) -> None:
+    network, clients, says = REFUSED[name]
+    with pytest.raises(InputError, match=says) as caught:
+        trained(network, clients(), method=method)
+    assert "\n" not in str(caught.value)

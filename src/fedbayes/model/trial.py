@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedbayes.errors import InputError
 from fedbayes.model.call import shared_copy
 from fedbayes.model.model import Model
 from fedbayes.model.order import as_written
@@ -15,7 +16,9 @@ from fedbayes.noise import Tape, seeded
 
 def tried(model: Model, x: Tensor) -> Model:
     """The model as its network can be run on stored inputs x of two rows."""
-    return _in_its_layout(model, x)
+    model = _in_its_layout(model, x)
+    _refuse_changes(model, x)
+    return model
 
 
 def _in_its_layout(model: Model, x: Tensor) -> Model:
@@ -28,9 +31,8 @@ def _in_its_layout(model: Model, x: Tensor) -> Model:
 
 
 def _runs(model: Model, x: Tensor) -> bool:
-    """Whether the network takes a batch, in training and in evaluation; of a copy, which may remember what it saw."""
-    own = replace(model, module=shared_copy(model.module), still=shared_copy(model.still))
-    weights = own.weights(own.initial())
+    """Whether the network takes a batch, in training and in evaluation."""
+    own, weights = _uncalled(model), model.weights(model.initial())
     try:
         with torch.no_grad(), seeded(0, "trial", device=x.device):
             own.train_output(weights, x, Tape(), None)
@@ -38,3 +40,35 @@ def _runs(model: Model, x: Tensor) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _refuse_changes(model: Model, x: Tensor) -> None:
+    """Refuse a network that writes into its weights: they are views of the broadcast, which others read."""
+    own = _uncalled(model)
+    weights = model.as_read({name: t.clone() for name, t in model.weights(model.initial()).items()})
+    constants = {n: b for n, b in own.module.named_buffers() if n not in weights}
+    trained = {n: weights[n] for layout in model.trainable.values() for n in layout.names}
+    before = {n: _state(t) for n, t in (trained | constants).items()}
+    try:
+        with torch.no_grad(), seeded(0, "trial", device=x.device):
+            own.train_output(weights, x, Tape(), None)
+    except Exception:  # it is told by whoever runs the network next, with what was asked for
+        return
+    changed = [n for n, t in (trained | constants).items() if _state(t) != before[n]]
+    if changed and changed[0] in constants:
+        raise InputError(f"network: forward changes {changed[0]}, which is not finite or complex; let it begin at 0")
+    if changed:
+        raise InputError(
+            f"network: forward changes the weight {changed[0]} itself (as max_norm of an Embedding does); "
+            "use a parametrization (torch.nn.utils.parametrize) for what must hold of it"
+        )
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    """Which changes when the tensor is written to, or given other memory."""
+    return tensor._version, tensor.data_ptr()
+
+
+def _uncalled(model: Model) -> Model:
+    """The same by copies of its modules, which may remember what they saw."""
+    return replace(model, module=shared_copy(model.module), still=shared_copy(model.still))
