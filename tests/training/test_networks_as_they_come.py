@@ -327,3 +327,30 @@ def test_what_can_not_be_trained_is_refused_by_its_name(name: str, method: str) 
     with pytest.raises(InputError, match=says) as caught:
         trained(network, clients(), method=method)
     assert "\n" not in str(caught.value)
+
+
+class Folded(nn.Module):
+    """BatchNorm over rows and times, of which either stands first."""
+
+    def __init__(self, orders: tuple[int, ...]) -> None:
+        super().__init__()
+        self.orders, self.norms = orders, nn.ModuleList(nn.BatchNorm1d(6) for _ in orders)
+        self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for order, norm in zip(self.orders, self.norms):
+            turned = h.transpose(0, order)
+            h = norm(turned.reshape(-1, 6)).reshape(turned.shape).transpose(0, order).relu()
+        return self.head(h.mean(1))
+
+
+@pytest.mark.parametrize("orders", [(1,), (1, 0), (0, 1)], ids=str)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_padded_rows_are_not_seen_where_times_stand_before_rows(engine: str, orders: tuple[int, ...]) -> None:
+    rows = 21  # of which the last batch of 8 is padded
+    plain, turned = (
+        trained(lambda o=o: Folded(o), sites((5, 4), rows), **ENGINES[engine]) for o in ((0,) * len(orders), orders)
+    )
+    for part, q in plain.broadcast.items():
+        torch.testing.assert_close(turned.broadcast[part].mean, q.mean, rtol=1e-4, atol=1e-5)

@@ -34,6 +34,7 @@ class Setting:
     cohort: int = 1  # clients of a round
     clients: int = 1  # of the federation
     private_rows: bool = False  # whether clients' steps must be private
+    other: Tensor | None = None  # one more batch of inputs, of another row where there is one
 
 
 @record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any
 
 import torch
@@ -35,10 +36,13 @@ def ours(x: Tensor, channels_last: bool = True) -> dict[Any, Handler]:
     return {**(replaced(x) if channels_last else {}), **pools(x)}
 
 
-def training_handlers(tape: Tape, mask: Tensor | None) -> dict[Any, Handler]:
-    """Dropout that reads the tape, attention's too; BatchNorm that sees no padded rows (mask [B], None: all live)."""
+def training_handlers(tape: Tape, mask: Tensor | None, tiled: frozenset[int] = frozenset()) -> dict[Any, Handler]:
+    """Dropout that reads the tape, attention's too; BatchNorm that sees no padded rows (mask [B], None: all live).
+
+    `tiled` are the numbers of the calls of BatchNorm that see all rows anew for each place of an axis folded into rows.
+    """
     handlers: dict[Any, Handler] = {f: _dropout(tape, axes) for f, axes in DROPOUTS.items()}
-    return {**handlers, F.batch_norm: batch_norm(mask), F.scaled_dot_product_attention: _attention(tape)}
+    return {**handlers, F.batch_norm: batch_norm(mask, tiled), F.scaled_dot_product_attention: _attention(tape)}
 
 
 # How many leading axes have a mask of their own: all (elementwise), or batch and channel.
@@ -91,13 +95,14 @@ def _attention(tape: Tape) -> Handler:
     return attention
 
 
-def batch_norm(mask: Tensor | None = None) -> Handler:
+def batch_norm(mask: Tensor | None = None, tiled: frozenset[int] = frozenset()) -> Handler:
     """BatchNorm in the precision of its statistics that does not see padded rows.
 
     PyTorch's own where all rows are live and inputs are of that precision: in bfloat16 vmap can't take it. Nor
     can it on a GPU where channels lie last, as after stacked convolutions: there it is plain operations, to be fused.
     Where nothing fuses them on a GPU it is `LiveNorm`, in a fifth of the passes over memory.
     """
+    numbers = count()
 
     def call(
         input: Tensor,
@@ -109,15 +114,16 @@ def batch_norm(mask: Tensor | None = None) -> Handler:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        exact = running_mean is None or running_mean.dtype == input.dtype
+        tile, exact = next(numbers) in tiled, running_mean is None or running_mean.dtype == input.dtype
         if exact and (mask is None or not training) and not side_by_side(input):
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         dtype, x = input.dtype, input if running_mean is None else input.to(running_mean.dtype)
         column = [1, -1] + [1] * (x.dim() - 2)
+        live = None if mask is None else _of_rows(mask, x.shape[0], tile)
         if training and unfused(input):
-            return _live_norm(x, mask, running_mean, running_var, weight, bias, momentum, eps).to(dtype)
+            return _live_norm(x, live, running_mean, running_var, weight, bias, momentum, eps).to(dtype)
         if training:
-            centred, variance = _statistics(x, mask, running_mean, running_var, momentum)
+            centred, variance = _statistics(x, live, running_mean, running_var, momentum)
         else:
             assert running_mean is not None
             assert running_var is not None
@@ -141,7 +147,7 @@ def _live_norm(
     eps: float,
 ) -> Tensor:
     """BatchNorm in training by `LiveNorm`; the running statistics move towards those of live rows, in place."""
-    live = x.new_ones(x.shape[0]) if mask is None else _live(x, mask)
+    live = x.new_ones(x.shape[0]) if mask is None else mask.to(x.dtype)
     one, zero = x.new_ones(x.shape[1]), x.new_zeros(x.shape[1])
     out, mean, variance = LiveNorm.apply(
         x.flatten(2) if x.dim() > 2 else x[..., None],
@@ -192,9 +198,12 @@ class LiveNorm(torch.autograd.Function):
         return torch.addcmul(pulled, slope, scale[:, None]), None, along, total, None
 
 
-def _live(x: Tensor, mask: Tensor) -> Tensor:
-    """1 or 0 for each row. A network may fold other axes into rows, row by row: a row's flag stands for its share."""
-    return mask.to(x.dtype).repeat_interleave(x.shape[0] // mask.shape[0])
+def _of_rows(mask: Tensor, rows: int, tile: bool) -> Tensor:
+    """A flag for each row of a network that may fold other axes into rows: row by row, or all rows for each place."""
+    share = rows // mask.shape[0]
+    if share == 1:
+        return mask
+    return mask.repeat(share) if tile else mask.repeat_interleave(share)
 
 
 def _follow(
@@ -226,7 +235,7 @@ def _statistics(
         variance, mean = torch.var_mean(x, axes, correction=0)
         centred = x - mean.reshape(column)
     else:
-        live = _live(x, mask)
+        live = mask.to(x.dtype)
         rows = live.reshape([-1] + [1] * (x.dim() - 1))
         count = live.sum() * x[:1, :1].numel()
         mean = (x * rows).sum(axes) / count.clamp(min=1)

@@ -55,6 +55,7 @@ class Model:
     bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
     recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
     augment: Augment | None = None  # of stored inputs, in training
+    tiled: frozenset[int] = frozenset()  # calls of BatchNorm to which rows come once for each place, see `trial.py`
     channels_last: bool = True  # whether it takes images, filters and outputs of convolutions in that layout
     frozen: Mapping[str, Weights] = field(default_factory=dict)  # by one name; empty where nothing is frozen
 
@@ -219,7 +220,7 @@ class Model:
         """Output in training mode, and the buffer vectors after it."""
         if not handlers and self._calls_directly(x):
             return self._directly(weights, self.augmented(x, tape)), {}
-        replacements = {**(training_handlers(tape, mask) if self.unusual else {}), **(handlers or {})}
+        replacements = {**(training_handlers(tape, mask, self.tiled) if self.unusual else {}), **(handlers or {})}
         replacements = {**self._usual(x), **replacements}
         # Buffers are written in place, so each is a copy of its own: a view would be missed under vmap.
         names = [n for part in self.static for n in self.layouts[part].names]

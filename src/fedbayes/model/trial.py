@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedbayes.errors import InputError
 from fedbayes.model.call import shared_copy
@@ -14,11 +15,12 @@ from fedbayes.model.order import as_written
 from fedbayes.noise import Tape, seeded
 
 
-def tried(model: Model, x: Tensor) -> Model:
-    """The model as its network can be run on stored inputs x of two rows."""
-    model = _in_its_layout(model, x)
-    _refuse_changes(model, x)
-    return model
+def tried(model: Model, x: Tensor, other: Tensor) -> Model:
+    """The model as its network can be run on stored inputs, of which these are two rows [1, ...]."""
+    rows = x.expand(2, *x.shape[1:])
+    model = _in_its_layout(model, rows)
+    _refuse_changes(model, rows)
+    return _with_folds(model, x, other)
 
 
 def _in_its_layout(model: Model, x: Tensor) -> Model:
@@ -62,6 +64,41 @@ def _refuse_changes(model: Model, x: Tensor) -> None:
             f"network: forward changes the weight {changed[0]} itself (as max_norm of an Embedding does); "
             "use a parametrization (torch.nn.utils.parametrize) for what must hold of it"
         )
+
+
+def _with_folds(model: Model, x: Tensor, other: Tensor) -> Model:
+    """With the calls of BatchNorm that see all rows anew for each place of a time axis, which was moved to the front.
+
+    Which rows of BatchNorm's inputs differ with one row of the batch tells them from those that see row by row.
+    """
+    if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.module.modules()):
+        return model
+    batches = torch.cat([x, other, x]), torch.cat([x, x, x])
+    tiled = set()
+    try:
+        for number, (a, b) in enumerate(zip(*(_norms_inputs(model, rows) for rows in batches))):
+            places, differs = len(a) // 3, ~torch.isclose(a, b).flatten(1).all(1)
+            if places > 1 and not differs.reshape(3, places)[::2].any():
+                continue
+            if places > 1 and not differs.reshape(places, 3)[:, ::2].any():
+                tiled.add(number)
+    except Exception:
+        return model
+    return replace(model, tiled=frozenset(tiled))
+
+
+def _norms_inputs(model: Model, x: Tensor) -> list[Tensor]:
+    """The input of each call of BatchNorm in training, which lets all rows through as they are."""
+    inputs = []
+
+    def note(input: Tensor, *_: object, **__: object) -> Tensor:
+        inputs.append(input)
+        return input
+
+    own = _uncalled(model)
+    with torch.no_grad(), seeded(0, "trial", device=x.device):
+        own.train_output(own.weights(own.initial()), x, Tape(), None, {F.batch_norm: note})
+    return inputs
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:

@@ -188,6 +188,7 @@ def prepare(
         size,
         len(clients),
         wanted.private == ROWS,
+        data.x[-1:].to(where),
     )
     try_network(setting, clients)
     bounds = Bounds(cap_precision or None, clip_change, clip_quantile, cap_rows)
