@@ -354,3 +354,22 @@ def test_padded_rows_are_not_seen_where_times_stand_before_rows(engine: str, ord
     )
     for part, q in plain.broadcast.items():
         torch.testing.assert_close(turned.broadcast[part].mean, q.mean, rtol=1e-4, atol=1e-5)
+
+
+class Drawing(nn.Module):
+    """Dropout that reads PyTorch's own generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.alpha_dropout(self.first(x), 0.1, self.training))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feduab", "fedvi"])
+def test_training_leaves_the_users_generator_where_it_was(method: str) -> None:
+    network, clients = Drawing(), sites()
+    before = torch.get_rng_state()
+    fb.fit(network, clients, method=method, rounds=1)
+    assert torch.equal(before, torch.get_rng_state())

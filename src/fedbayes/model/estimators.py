@@ -109,7 +109,7 @@ def plan(model: Model, part: str, x: Tensor, estimator: str) -> Plan:
     draft = Plan(estimate, taken, 0)
     tape = Tape()
     means = model.layouts[part].join(weights)
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         forward(model, part, means, torch.ones_like(means), weights, x, tape, None, draft)
     return draft._replace(normals=tape.used, stacks=_stacks(model, part, means, weights, x, tape.used, draft))
 
