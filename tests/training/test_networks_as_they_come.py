@@ -125,6 +125,16 @@ def parametrised() -> nn.Module:
     return nn.utils.parametrizations.weight_norm(nn.Linear(8, 6))
 
 
+class Shifting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= 0.5
+        return self.head(x)
+
+
 def pruned() -> nn.Module:
     network = mlp()
     nn.utils.prune.l1_unstructured(network[0], "weight", amount=0.3)
@@ -169,6 +179,12 @@ NETWORKS = {
     "attends to nothing, dropout": (lambda: Decoder(0.1), lambda: sites((7,), words=WORDS)),
     "buffer of -inf": (lambda: Buffered(torch.tensor([0.0, -torch.inf, 0, 0, 0, 0])), sites),
     "complex buffer": (lambda: Buffered(torch.polar(torch.ones(6), torch.arange(6.0)), persistent=False), sites),
+    "writes into rows": (Shifting, sites),
+    "begins in place": (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 3)), sites),
+    "begins in place, images": (
+        lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(256, 3)),
+        lambda: sites((3, 10, 10)),
+    ),
     "pruned": (pruned, sites),
     "a buffer beside layers": (beside_a_buffer, sites),
     "a forward of its own": (patched, sites),
@@ -179,14 +195,15 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_pytorch_trains_is_trained_alike_by_every_engine(name: str) -> None:
     network, clients = NETWORKS[name][0], NETWORKS[name][1]()
+    x, before = clients.data.test_x, clients.data.x.clone()
     with threads(2):
         runs = {engine: trained(network, clients, **options) for engine, options in ENGINES.items()}
+    assert torch.equal(clients.data.x, before)
     for run in runs.values():
         assert not any(record["left_out"] for record in run.journal)
         for part, q in runs["loop"].broadcast.items():
             torch.testing.assert_close(run.broadcast[part].mean, q.mean, rtol=1e-4, atol=1e-5)
-    x = clients.data.test_x
-    probs = runs["auto"].module()(x).softmax(-1)
+    probs = runs["auto"].module()(x.clone()).softmax(-1)
     torch.testing.assert_close(runs["auto"].predict(x).probs, probs, rtol=1e-4, atol=1e-5, check_dtype=False)
 
 
@@ -303,6 +320,15 @@ class Clamps(nn.Conv2d):
         return super().forward(x)
 
 
+class Spectral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns, self.head = nn.Parameter(torch.ones(5, dtype=torch.complex64)), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.fft.irfft(torch.fft.rfft(x) * self.turns, n=8))
+
+
 def words(**options) -> nn.Module:
     return nn.Sequential(nn.Embedding(WORDS, 4, **options), nn.Flatten(), nn.Linear(28, 3))
 
@@ -315,6 +341,14 @@ REFUSED = {
         lambda: nn.Sequential(Clamps(6, 4, 3), nn.Flatten(), nn.Linear(256, 3)),
         lambda: sites((6, 10, 10)),
         "changes the weight 0.weight",
+    ),
+    "sparse": (lambda: words(sparse=True), lambda: sites((7,), words=WORDS), "gradient of 0.weight is sparse"),
+    "complex": (Spectral, sites, "the weight turns is complex"),
+    "scripted": (lambda: torch.jit.script(mlp()), sites, "it is a ScriptModule"),
+    "a traced layer": (
+        lambda: nn.Sequential(torch.jit.trace(nn.Linear(8, 6), torch.ones(2, 8)), nn.Linear(6, 3)),
+        sites,
+        "its layer 0 is a ScriptModule",
     ),
     "a buffer of nan": (lambda: Started(torch.full((6,), torch.nan)), sites, "forward changes constant"),
 }

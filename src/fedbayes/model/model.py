@@ -55,6 +55,7 @@ class Model:
     bfloat16: bool  # products and convolutions in bfloat16 (autocast); weights and posteriors stay as they are
     recast: Mapping[str, torch.dtype] = field(default_factory=dict)  # buffers of another type than their vector
     augment: Augment | None = None  # of stored inputs, in training
+    writes: bool = False  # whether it writes into what it is given, as a first layer in place does
     tiled: frozenset[int] = frozenset()  # calls of BatchNorm to which rows come once for each place, see `trial.py`
     channels_last: bool = True  # whether it takes images, filters and outputs of convolutions in that layout
     frozen: Mapping[str, Weights] = field(default_factory=dict)  # by one name; empty where nothing is frozen
@@ -156,7 +157,8 @@ class Model:
     def inputs(self, x: Any) -> Any:
         """What the network sees of stored inputs, in its own precision; tokens stay whole numbers."""
         seen = self.prepare(x)
-        return self._as_seen(seen) if isinstance(seen, Tensor) else mapped(self._as_seen, seen)
+        seen = self._as_seen(seen) if isinstance(seen, Tensor) else mapped(self._as_seen, seen)
+        return mapped(Tensor.clone, seen) if self.writes else seen
 
     def _as_seen(self, x: Tensor) -> Tensor:
         if x.dtype != self.dtype and x.is_floating_point():

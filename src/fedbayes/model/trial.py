@@ -17,10 +17,9 @@ from fedbayes.noise import Tape, seeded
 
 def tried(model: Model, x: Tensor, other: Tensor) -> Model:
     """The model as its network can be run on stored inputs, of which these are two rows [1, ...]."""
-    rows = x.expand(2, *x.shape[1:])
-    model = _in_its_layout(model, rows)
-    _refuse_changes(model, rows)
-    return _with_folds(model, x, other)
+    rows = torch.cat([x, x])
+    model = _in_its_layout(replace(model, writes=True), rows)
+    return _with_folds(replace(model, writes=_writes(model, rows)), x, other)
 
 
 def _in_its_layout(model: Model, x: Tensor) -> Model:
@@ -44,9 +43,10 @@ def _runs(model: Model, x: Tensor) -> bool:
     return True
 
 
-def _refuse_changes(model: Model, x: Tensor) -> None:
-    """Refuse a network that writes into its weights: they are views of the broadcast, which others read."""
-    own = _uncalled(model)
+def _writes(model: Model, x: Tensor) -> bool:
+    """Whether a network writes into its inputs. Of its weights it is refused: they are views of what others read."""
+    # As it lies: in a layout of ours the network would see a copy.
+    own, before_it = replace(_uncalled(model), writes=False, channels_last=False), _state(x)
     weights = model.as_read({name: t.clone() for name, t in model.weights(model.initial()).items()})
     constants = {n: b for n, b in own.module.named_buffers() if n not in weights}
     trained = {n: weights[n] for layout in model.trainable.values() for n in layout.names}
@@ -55,7 +55,7 @@ def _refuse_changes(model: Model, x: Tensor) -> None:
         with torch.no_grad(), seeded(0, "trial", device=x.device):
             own.train_output(weights, x, Tape(), None)
     except Exception:  # it is told by whoever runs the network next, with what was asked for
-        return
+        return False
     changed = [n for n, t in (trained | constants).items() if _state(t) != before[n]]
     if changed and changed[0] in constants:
         raise InputError(f"network: forward changes {changed[0]}, which is not finite or complex; let it begin at 0")
@@ -64,6 +64,7 @@ def _refuse_changes(model: Model, x: Tensor) -> None:
             f"network: forward changes the weight {changed[0]} itself (as max_norm of an Embedding does); "
             "use a parametrization (torch.nn.utils.parametrize) for what must hold of it"
         )
+    return _state(x) != before_it
 
 
 def _with_folds(model: Model, x: Tensor, other: Tensor) -> Model:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbayes.data import Clients, Dataset
 from fedbayes.data.augment import AUGMENTATIONS
@@ -15,6 +15,7 @@ from fedbayes.methods import Method, Setting
 from fedbayes.model.call import arguments_of, tensor_in
 from fedbayes.model.inputs import in_precision_of
 from fedbayes.model.model import Augment
+from fedbayes.posterior.layout import matches
 
 
 def augmentation(name: str | None, data: Dataset) -> Augment | None:
@@ -45,11 +46,30 @@ def check_stopping(method: Method, rounds: int, arguments: Mapping[str, Any]) ->
             raise InputError(f"{name}: it may stop the run early, and {why}, or leave it out")
 
 
+def check_layers(network: nn.Module, frozen: Iterable[str]) -> None:
+    """Refuse, by their names, layers that can't be called with other weights than their own, or differentiated."""
+    for name, layer in network.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            what = f"its layer {name} is" if name else "it is"
+            raise InputError(f"network: {what} a ScriptModule, which keeps its own weights; give the plain module")
+        own = {f"{name}.{key}".removeprefix("."): p for key, p in layer.named_parameters(recurse=False)}
+        trained = {n: p for n, p in own.items() if p.requires_grad and not matches(n, frozen)}
+        if trained and getattr(layer, "sparse", False) is True:
+            raise InputError(
+                f"network: the gradient of {next(iter(trained))} is sparse; make its layer with sparse=False"
+            )
+        if parts := [n for n, p in trained.items() if p.is_complex()]:
+            raise InputError(
+                f"network: the weight {parts[0]} is complex; hold it as real (torch.view_as_real), or freeze it"
+            )
+
+
 def try_network(setting: Setting, clients: Clients) -> None:
     """One batch through the network, so that a wrong shape is a clear message and not a failure in round 1."""
     data = clients.data
     assert setting.prepare is not None
-    x = in_precision_of(setting.network, setting.prepare(setting.x.expand(2, *setting.x.shape[1:])))
+    # Two rows of their own: a first layer may work in place.
+    x = in_precision_of(setting.network, setting.prepare(setting.x.repeat(2, *[1] * (setting.x.dim() - 1))))
     modes = {layer: layer.training for layer in setting.network.modules()}
     try:
         with torch.no_grad():

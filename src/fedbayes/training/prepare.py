@@ -32,7 +32,7 @@ from fedbayes.model.recomputation import mark_blocks, repeated
 from fedbayes.options import options_of, record_of
 from fedbayes.posterior.values import Posterior
 from fedbayes.training.attacked import attacked
-from fedbayes.training.checks import augmentation, check_stopping, device_named, try_network
+from fedbayes.training.checks import augmentation, check_layers, check_stopping, device_named, try_network
 from fedbayes.training.defaults import (
     default_likelihood,
     default_method,
@@ -167,6 +167,7 @@ def prepare(
         likelihood = default_likelihood(data) if likelihood is None else likelihood_for(data, likelihood)
     network = network_for(network, data, likelihood, seed)
     likelihood = with_class_weights(likelihood, class_weights, data, where)
+    check_layers(network, frozen)
     network = apart_from_graphs(network)
     asks = plain_gradients(network)
     mark_blocks(network, recompute or (asks and bool(repeated(network))))
