@@ -231,6 +231,10 @@ WRONG = {
         {"south": [f"{HEAD},x", *(f"{row},1" for row in SOUTH)]},
         "site north has no column 'x', which site south has",
     ),
+    "columns of one site alone": (
+        {"south": ["age,seen,grade,ill,x", "1,2024-01-01,low,no,3", "2,2024-01-01,low,yes,4"]},
+        r"site south has no column 'sex', which site north has; add it .* or drop all 2 .*: drop = \['sex', 'x'\]",
+    ),
     "no target": ({"south": ["age,sex\n1,2"]}, "site south has no column 'ill', the target; it has age, sex"),
     "all values missing": (
         {
@@ -294,6 +298,12 @@ def test_what_is_wrong_is_named_by_site_and_column(folder, fault):
     with pytest.raises(InputError, match=says) as caught:
         fb.data.from_tables(folder, "ill", test=0.0)
     assert "\n" not in str(caught.value)
+
+
+def test_one_column_to_drop_needs_no_list(folder):
+    alone, listed = (fb.data.from_tables(folder, "ill", test=0.0, drop=drop) for drop in ("seen", ["seen"]))
+    assert "seen" not in alone.data.columns
+    assert alone.data.columns == listed.data.columns
 
 
 def test_a_site_may_be_a_column_of_its_own(folder):

@@ -56,6 +56,7 @@ def site_tables(
         SiteTable(name, _checked(name, _columns(source, columns, tuple(blanks)))) for name, source in _sources(sites)
     ]
     known = {name for table in tables for name in table.columns}
+    drop = [drop] if isinstance(drop, str) else drop
     for name in drop:
         if name not in known:
             raise unknown("column to drop", name, known)
@@ -75,15 +76,18 @@ def site_tables(
 
 
 def refuse_other_columns(what: str, columns: Sequence[tuple[str, Collection[str]]]) -> None:
-    """Refuse sites, or tables, that do not have the same columns."""
+    """Refuse sites, or tables, that do not have the same columns; the mend names all that some lack."""
     (first, wanted), *others = columns
+    names = dict.fromkeys(name for _, held in columns for name in held)
+    partial = [name for name in names if not all(name in held for _, held in columns)]
+    everywhere = "it everywhere" if len(partial) == 1 else f"all {len(partial)} that some lack"
     for other, held in others:
         pairs = ((other, held, first, wanted), (first, wanted, other, held))
         for lacks, short, has, long in pairs:
             if (name := next((name for name in long if name not in short), None)) is not None:
                 raise InputError(
                     f"{what} {lacks} has no column {name!r}, which {what} {has} has; add it there (an empty field is "
-                    f"a missing value), or drop it everywhere: drop = [{name!r}]"
+                    f"a missing value), or drop {everywhere}: drop = {partial}"
                 )
 
 
