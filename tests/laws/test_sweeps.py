@@ -51,13 +51,14 @@ OTHER: dict[str, Any] = {
     **{"beta1": 0.5, "beta2": 0.99, "curvature_memory": 2.0, "least_curvature": 0.5, "clip_step": 0.5},
     **{"lr_across": "cosine", "alpha": 0.5, "gamma": 0.3, "rho": 2.0},
 }
+SERVER = ("server", "server_lr", "server_momentum")
 FIXED = {  # options that a method takes from another and refuses, or that are no numbers of its clients
-    "pvi": ("rule", "weighting", "division", "server"),
+    "pvi": ("rule", "weighting", "division", *SERVER),
     "fedlap_cov": (
-        *("rule", "weighting", "division", "server", "kl_weight", "lr_within", "lr_drop", "lr_drop_every"),
+        *("rule", "weighting", "division", *SERVER, "kl_weight", "lr_within", "lr_drop", "lr_drop_every"),
         *options_of(Newton),
     ),
-    "bayes_admm": ("rule", "weighting", "division", "server", "kl_weight"),
+    "bayes_admm": ("rule", "weighting", "division", *SERVER, "kl_weight"),
     "pfedbayes": tuple(options_of(Newton)),
     "feddyn": ("weighting", "proximal", "outliers", "buckets", "mixing", "twins", "gamma"),
     "fedlap": ("weighting", "proximal", "outliers", "buckets", "mixing", "twins"),

@@ -30,7 +30,7 @@ def model_of(setting: Setting, points: list[str] | None, name: str = "") -> Mode
         augment=setting.augment,
         name=name,
     )
-    return tried(model, setting.x, setting.x if setting.other is None else setting.other)
+    return tried(model, setting.x[:1], (setting.x if setting.other is None else setting.other)[:1])
 
 
 def in_schedule(client: Client, within: str) -> Client:

@@ -129,7 +129,7 @@ class ServerStep(Method):
         super().check()
         for name in ("server_lr", "server_momentum"):
             if self.server is None and getattr(self, name) != options_of(self)[name].default:
-                raise InputError(f'{name}: the server takes no step of its own; set server = "sgd", or leave it out')
+                raise InputError(f'{name}: the server takes no step of its own; leave it out, or set server = "sgd"')
 
     @property
     def server_stages(self) -> tuple[Stage, ...]:
