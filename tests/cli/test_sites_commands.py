@@ -1,5 +1,7 @@
 """Commands that look at sites: calibrate, predictions and scores by site, a watch that goes on, its page."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import fedbayes as fb
 from fedbayes.cli import app
 from fedbayes.cli.sites import coverage_table
 from fedbayes.errors import InputError
+from fedbayes.report.material import gather
 from fedbayes.runs import calibrated, watched
 
 SMALL = """
@@ -63,6 +66,43 @@ def test_calibrate_then_predict_evaluate_and_report_by_site(home, tmp_path):
     assert [c.header for c in coverage_table(made).columns][-1] == "classes in a set"
     made.judged["size"] = np.full(len(made.sites), np.nan)  # as under epsilon, where sizes stay at the sites
     assert [c.header for c in coverage_table(made).columns][-1] == "95 % interval"
+
+
+def test_what_is_measured_of_a_posterior_is_not_used_of_another(home, tmp_path):
+    folder, x = tmp_path / "run", tmp_path / "x.npy"
+    shutil.copytree(home, folder)
+    np.save(x, fb.data.load("digits").test_x[:3].numpy())
+    call("calibrate", folder)
+    call("evaluate", folder, "--ood", "uniform-noise", "--repeats", 1)
+    whole = gather([folder]).runs[0]
+    assert whole.ood
+    assert whole.errors
+    assert whole.calibration
+    call("resume", folder, "--rounds", 4)
+    for command in (["predict", folder, "--input", x, "--sets"], ["export", folder, "--output", tmp_path / "model"]):
+        with pytest.raises(InputError, match="promises are of round 3, the run is at round 4; run `fedbayes"):
+            call(*command)
+    assert not (tmp_path / "model").exists()
+    after = gather([folder])
+    assert after.runs[0][-3:] == ({}, {}, {})  # OOD scores, errors, promises
+    for name in ("ood.npz", "scores.json", "calibration.npz"):
+        assert any(f"{name} is of round 3, the run is at round 4" in note for note in after.missing)
+    call("calibrate", folder)
+    call("predict", folder, "--input", x, "--sets")
+    assert "left out" in call("export", folder, "--output", tmp_path / "own", "--client", 0)
+    assert not (tmp_path / "own" / "sets.json").exists()
+    assert gather([folder]).runs[0].calibration
+
+
+def test_promises_of_another_run_are_refused_and_those_of_before_are_taken(home, tmp_path):
+    run = fb.load(home)
+    made = fb.conformal.fit(run)
+    calibrated.write(tmp_path, replace(made, posterior="of another seed"))
+    with pytest.raises(InputError, match="promises are of another posterior"):
+        calibrated.read(tmp_path, run)
+    calibrated.write(tmp_path, replace(made, posterior="", rounds=None))
+    with pytest.warns(UserWarning, match="does not say of which round its promises are"):
+        assert calibrated.read(tmp_path, run).sites == made.sites
 
 
 def test_of_a_private_run_promises_are_made_under_noise_alone(tmp_path):

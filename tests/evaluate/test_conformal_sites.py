@@ -17,7 +17,7 @@ from fedbayes.errors import InputError
 from fedbayes.evaluate import conformal, recalibrated
 from fedbayes.evaluate.calibration import held_out, target_spread
 from fedbayes.export.predictions import as_csv, promised
-from fedbayes.export.sets import write_sets
+from fedbayes.export.sets import promises_in, write_sets
 from fedbayes.federation.randomness import Randomness
 from fedbayes.runs import calibrated
 from fedbayes.runs.evaluation import prediction_arrays
@@ -174,11 +174,11 @@ def test_predictions_carry_sets(digits, line, lives):
 def test_exported_sets_need_no_fedbayes(what, request, tmp_path):
     run = request.getfixturevalue(what)
     made = conformal.fit(run, score={"digits": "regularised", "line": "quantile", "lives": None}[what])
-    assert write_sets(tmp_path, tmp_path) == []  # not calibrated
+    assert promises_in(tmp_path, run) is None  # not calibrated
     calibrated.write(tmp_path, made)
     p = run.predict(run.task.clients.data.test_x[:6])
     (tmp_path / "model.json").write_text(json.dumps({"times": list(p.times)}))
-    assert [path.name for path in write_sets(tmp_path, tmp_path)] == ["sets.json", "sets.py"]
+    assert [path.name for path in write_sets(promises_in(tmp_path, run), tmp_path)] == ["sets.json", "sets.py"]
     assert "import fedbayes" not in (tmp_path / "sets.py").read_text()
     promise = runpy.run_path(str(tmp_path / "sets.py"))["promise"]
     arrays = {name: torch.from_numpy(a) for name, a in prediction_arrays(p).items()}

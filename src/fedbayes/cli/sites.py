@@ -106,7 +106,7 @@ def show_by_site(folder: Path, by: str, draws: int | None, device: str | None) -
         kept = home_of(folder) / calibrated.FILE
         privacy = run.task.privacy
         if kept.is_file():
-            out.print(coverage_table(calibrated.read(kept.parent)))
+            out.print(coverage_table(calibrated.read(kept.parent, run)))
         elif privacy is None or privacy.public_test:
             out.print(coverage_table(conformal.fit(run)))
 

@@ -88,7 +88,8 @@ def export(
     """The trained network as files that need no fedbayes: a torch.export program, safetensors and a PyTorch file."""
     from fedbayes.export.program import PEFT, export_adapters
     from fedbayes.export.program import export as write
-    from fedbayes.export.sets import write_sets
+    from fedbayes.export.sets import promises_in, write_sets
+    from fedbayes.runs.calibrated import FILE
     from fedbayes.runs.folder import home_of, load
 
     if what != "ensemble" and draws is not None:
@@ -96,11 +97,15 @@ def export(
     if what == PEFT and onnx:
         raise InputError("--onnx is of a whole network; leave it out with --what peft")
     run = load(folder, device="cpu")
+    home = home_of(folder)
+    promises = promises_in(home, run) if client is None else None
+    if client is not None and (home / FILE).is_file():
+        out.print("the run's promises are of its global model, and are left out", style="dim")
     if client is not None:
         run = run.personal(int(client) if client.isdecimal() else client).as_run
     for path in export_adapters(run, output) if what == PEFT else write(run, output, what, draws=draws, onnx=onnx):
         print(path)
-    for path in write_sets(home_of(folder), output):
+    for path in write_sets(promises, output) if promises is not None else []:
         print(path)
 
 

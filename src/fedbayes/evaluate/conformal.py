@@ -26,7 +26,7 @@ from fedbayes.evaluate.binomial import exact_band, exact_interval
 from fedbayes.evaluate.calibration import Held, held_out, target_spread, temperature, tempered
 from fedbayes.evaluate.noised import cautious, check_noised, check_public, coarse, noised, noised_hits, source_of
 from fedbayes.model.predictive import Predictive
-from fedbayes.runs.calibrated import Calibrated, class_scores, quantiles_of, scale_of
+from fedbayes.runs.calibrated import Calibrated, class_scores, posterior_of, quantiles_of, scale_of
 from fedbayes.training.run import Run
 
 BY_KIND: dict[str, tuple[str, ...]] = {
@@ -109,6 +109,7 @@ def fit(
         free=free,
         confidence=confidence,
         source=held.source if epsilon is None else f"{held.source}; noised, epsilon {epsilon:g} for every row",
+        **posterior_of(run),
     )
     made = _judged(made, held)
     if epsilon is not None:

@@ -41,8 +41,8 @@ def predict_file(
     """
     if output is not None and output.suffix not in (".npz", ".csv"):
         raise InputError(f"output {output} must end in .npz or .csv")
-    promise = calibrated.read(home_of(folder)) if sets else None
     run = load(folder, device=device)
+    promise = calibrated.read(home_of(folder), run) if sets else None
     data = run.task.clients.data
     x = read_inputs(source, data)
     p = run.predict(x, draws=draws)

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedbayes.files import write_atomically
 from fedbayes.runs import calibrated
+from fedbayes.training.run import Run
 
 TABLE, CODE = "sets.json", "sets.py"
 
@@ -73,12 +74,14 @@ def outlived(curves, limit):
 '''
 
 
-def write_sets(home: str | Path, folder: str | Path) -> list[Path]:
-    """Write the promises of a calibrated run's folder beside its exported network; nothing where it has none."""
-    home, folder = Path(home), Path(folder)
-    if not (home / calibrated.FILE).is_file():
-        return []
-    made = calibrated.read(home)
+def promises_in(home: str | Path, run: Run) -> calibrated.Calibrated | None:
+    """The promises of a run's folder, None where it is not calibrated; refused where they are of another posterior."""
+    return calibrated.read(home, run) if (Path(home) / calibrated.FILE).is_file() else None
+
+
+def write_sets(made: calibrated.Calibrated, folder: str | Path) -> list[Path]:
+    """Write promises beside an exported network."""
+    folder = Path(folder)
     card = json.loads((folder / "model.json").read_text(encoding="utf-8")) if (folder / "model.json").is_file() else {}
     table = {
         **{name: getattr(made, name) for name in ("kind", "score", "way", "coverage", "confidence", "penalty", "free")},

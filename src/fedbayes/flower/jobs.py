@@ -151,6 +151,7 @@ def _made(job: Job, about: Head, sums: Gathered, told: dict[int, Told], confiden
         source="half of the clients' test rows"
         + (f"; noised, epsilon {epsilon:g} for every row" if epsilon else "")
         + ("; sites keep their thresholds" if hidden else ""),
+        **calibrated.posterior_of(job.run),
     )
     for name in ("rows", "hits", "size"):
         made.judged[name] = np.array([getattr(told[k], name) for k in who], dtype=np.float64)

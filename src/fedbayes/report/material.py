@@ -20,6 +20,11 @@ from fedbayes.runs.records import Arrays, RunFiles, arrays_in
 
 CONFIG = "config.toml"
 LONGEST = 1 << 28  # bytes of a JSON file
+ANEW = {  # what makes the files anew that stand beside a run
+    "scores.json": "fedbayes evaluate {}",
+    "ood.npz": "fedbayes evaluate {} --ood uniform-noise",
+    "calibration.npz": "fedbayes calibrate {}",
+}
 
 
 class Shown(NamedTuple):
@@ -124,8 +129,8 @@ def _looks(named_runs: list[tuple[str, RunFiles]], missing: list[str]) -> list[S
         inks.setdefault(key, []).append(number)
         colour, dash = list(inks).index(key), len(inks[key]) - 1
         dash += colour // COLOURS
-        ood, errors = _arrays(files.folder / "ood.npz", missing), _errors(files.folder / "scores.json", missing)
-        promises = _arrays(files.folder / "calibration.npz", missing)
+        ood, promises = _beside(files, "ood.npz", "meta", missing), _beside(files, "calibration.npz", "head", missing)
+        errors = _errors(files, missing)
         look = f"c{colour % COLOURS}", DASHES[dash % len(DASHES)]
         runs.append(Shown(number, name, *look, files, ood, errors, promises))
     return runs
@@ -198,6 +203,28 @@ def _arrays(path: Path, missing: list[str]) -> Arrays:
         return {}
 
 
+def _beside(files: RunFiles, name: str, head: str, missing: list[str]) -> Arrays:
+    """Arrays that a command has written beside a run; none where they are of another round than the run's."""
+    arrays = _arrays(files.folder / name, missing)
+    try:
+        rounds = json.loads(str(arrays[head]))["rounds"]
+    except FAULTS:  # an earlier version did not write it
+        return arrays
+    return arrays if _is_current(files, name, rounds, missing) else {}
+
+
+def _is_current(files: RunFiles, name: str, rounds: object, missing: list[str]) -> bool:
+    """Whether a file beside a run is of the run's last round; says so where it is not."""
+    now = len(files.records)
+    if not now or not isinstance(rounds, int) or rounds == now:
+        return True
+    missing.append(
+        f"{files.folder / name} is of round {rounds}, the run is at round {now}: it is left out. "
+        f"`{ANEW[name].format(files.folder)}` makes it anew."
+    )
+    return False
+
+
 def _stages(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     """The stages of active learning that a folder holds; none where it is something else."""
     if not path.is_file():
@@ -214,11 +241,15 @@ def _numbers(table: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in table.items()}
 
 
-def _errors(path: Path, missing: list[str]) -> dict[str, float]:
+def _errors(files: RunFiles, missing: list[str]) -> dict[str, float]:
+    path = files.folder / "scores.json"
     if not path.is_file():
         return {}
     try:
-        rows = json.loads(text_of(path, LONGEST))["scores"]
+        table = json.loads(text_of(path, LONGEST))
+        if not _is_current(files, path.name, table.get("rounds"), missing):
+            return {}
+        rows = table["scores"]
         errors = {n: math.hypot(float(r.get("error") or 0), float(r.get("sampling") or 0)) for n, r in rows.items()}
         return {name: error for name, error in errors.items() if error}
     except FAULTS as error:
@@ -256,7 +287,7 @@ def _lacking(run: Shown) -> list[str]:
         lacks = [name for name in [*wanted, *each] if name not in arrays]
         if lacks:
             notes.append(f"{run.name}: evaluation.npz has no {', '.join(lacks)} (an earlier version wrote it).")
-    if not run.ood and kind_of(arrays) == "classes":
-        command = f"fedbayes evaluate {files.folder} --ood uniform-noise"
+    if not (files.folder / "ood.npz").is_file() and kind_of(arrays) == "classes":
+        command = ANEW["ood.npz"].format(files.folder)
         notes.append(f"{run.name} has no out-of-distribution scores (ood.npz): `{command}` makes some.")
     return notes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,13 @@ from torch import Tensor
 
 from fedbayes import scores as of
 from fedbayes.errors import InputError, unknown
+from fedbayes.federation.kept import LONE_NOISE, NOISE_PART
 from fedbayes.files import arrays_in, reading
 from fedbayes.model.predictive import Predictive
+from fedbayes.posterior.values import flatten_parts
 from fedbayes.runs.evaluation import save as save_arrays
 from fedbayes.runs.shapes import check_calibration
+from fedbayes.training.run import Run
 
 FILE = "calibration.npz"
 MEND = "run `fedbayes calibrate` again"
@@ -46,6 +51,8 @@ class Calibrated:
     free: int = 2
     confidence: float | None = None
     source: str = ""
+    rounds: int | None = None  # of the posterior whose promises they are
+    posterior: str = ""  # its checksum
     judged: dict[str, np.ndarray] = field(default_factory=dict, repr=False)  # by site: rows, hits, size
 
     def threshold(self, site: int | str | None = None) -> Tensor:
@@ -136,7 +143,7 @@ def quantiles_of(p: Predictive, coverage: float) -> tuple[Tensor, Tensor]:
 def write(folder: str | Path, made: Calibrated) -> Path:
     """Write `calibration.npz` into a run's folder."""
     path = Path(folder) / FILE
-    head: dict[str, Any] = {name: getattr(made, name) for name in HEAD}
+    head: dict[str, Any] = {name: getattr(made, name) for name in (*HEAD, *POSTERIOR)}
     arrays = {name: getattr(made, name).double().cpu().numpy() for name in TENSORS}
     judged = {f"judged_{name}": values for name, values in made.judged.items()}
     names = np.array(made.sites, dtype=str)
@@ -145,12 +152,24 @@ def write(folder: str | Path, made: Calibrated) -> Path:
 
 
 HEAD = ("kind", "score", "way", "coverage", "rows", "penalty", "free", "confidence", "source")
+POSTERIOR = ("rounds", "posterior")  # which files of an earlier version do not have
 TENSORS = ("thresholds", "everywhere", "counts", "edges", "mix", "spread")
 JUDGED = ("rows", "hits", "size")
 
 
-def read(folder: str | Path) -> Calibrated:
-    """The calibration of a run's folder."""
+def posterior_of(run: Run) -> dict[str, Any]:
+    """What names the posterior that a run predicts by: its round, and a checksum."""
+    # Without the observation noise, which may be estimated anew, and rounds otherwise on another machine.
+    parts = {part: q for part, q in run.parts.items() if part not in (NOISE_PART, LONE_NOISE)}
+    digest = hashlib.blake2b(digest_size=16)
+    for name, t in sorted(flatten_parts(parts)[0].items()):
+        digest.update(f"{name} {t.dtype} {list(t.shape)}".encode())
+        digest.update(t.detach().cpu().contiguous().numpy().tobytes())
+    return {"rounds": run.progress.state.round, "posterior": digest.hexdigest()}
+
+
+def read(folder: str | Path, run: Run | None = None) -> Calibrated:
+    """The calibration of a run's folder; with the run it must be of its posterior, and is refused where it is not."""
     path = Path(folder) / FILE
     if not path.is_file():
         raise InputError(f"{folder} is not calibrated yet: run `fedbayes calibrate {folder}` first")
@@ -160,6 +179,26 @@ def read(folder: str | Path) -> Calibrated:
         head = json.loads(str(arrays["head"]))
         tensors: dict[str, Any] = {name: torch.from_numpy(arrays[name].astype(np.float64)) for name in TENSORS}
         judged = {name: arrays[f"judged_{name}"] for name in JUDGED if f"judged_{name}" in arrays}
-        return Calibrated(
-            **{name: head[name] for name in HEAD}, **tensors, sites=tuple(arrays["sites"].tolist()), judged=judged
+        of_which = {name: head[name] for name in POSTERIOR if name in head}
+        made = Calibrated(
+            **{name: head[name] for name in HEAD},
+            **of_which,
+            **tensors,
+            sites=tuple(arrays["sites"].tolist()),
+            judged=judged,
         )
+    if run is not None:
+        _check_posterior(made, run, path)
+    return made
+
+
+def _check_posterior(made: Calibrated, run: Run, path: Path) -> None:
+    """Refuse promises of another posterior; those of an earlier version do not say of which they are."""
+    if not made.posterior:
+        warnings.warn(f"{path} does not say of which round its promises are; {MEND} to be sure", stacklevel=3)
+        return
+    now = posterior_of(run)
+    if made.posterior != now["posterior"]:
+        same = made.rounds == now["rounds"]
+        whose = "another posterior" if same else f"round {made.rounds}, the run is at round {now['rounds']}"
+        raise InputError(f"{path}: its promises are of {whose}; {MEND}")
