@@ -163,7 +163,7 @@ def site_table(run: RunFiles) -> Table | None:
 def _figure(value: float, error: float = np.nan, worst: bool = False) -> str:
     if not np.isfinite(value):
         return "-"
-    text = f"{value:.3f}" + (f" ±{error:.3f}".replace("0.", ".", 1) if np.isfinite(error) else "")
+    text = f"{value:.3f}" + (f" ±{error:.3f}".replace("±0.", "±.", 1) if np.isfinite(error) else "")
     return f"[red]{text}[/]" if worst else text
 
 

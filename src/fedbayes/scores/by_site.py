@@ -36,7 +36,7 @@ class Figure(NamedTuple):
     def __str__(self) -> str:
         if np.isnan(self.value):
             return "-"
-        return f"{self.value:.3f}" + ("" if np.isnan(self.error) else f" ±{self.error:.3f}".replace("0.", ".", 1))
+        return f"{self.value:.3f}" + ("" if np.isnan(self.error) else f" ±{self.error:.3f}".replace("±0.", "±.", 1))
 
 
 @dataclass(frozen=True)
