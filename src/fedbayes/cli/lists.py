@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from fedbayes.cli.shared import Settings, app, data_app, key_help, out, print_text
 from fedbayes.errors import InputError
@@ -107,9 +108,9 @@ def data_show(
     spread = clients_of(with_settings(experiment, settings or [], lambda method: ()))
     if figure and spread.data.kind in ("real", "survival"):
         raise InputError(f"--figure draws who holds which labels; {name} has {spread.data.kind} targets: leave it out")
-    out.print(repr(spread.data), soft_wrap=True)
+    out.print(escape(repr(spread.data)), soft_wrap=True)
     if spread.data.kind in ("real", "survival"):
-        out.print(repr(spread))
+        out.print(escape(repr(spread)))
     else:
         table = label_table(spread)
         table.box, table.padding = None, (0, 1)  # ten classes fit into 80 columns

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.shared import app, out
@@ -77,5 +78,5 @@ def _of_run(folder: Path, more: int) -> Table:
     for row in spending(folder, more):
         later = [f"{row.later:.4f}"] if more else []
         cells = (f"{row.rate:g}", f"{row.noise:g}", str(row.uses), f"{row.delta:g}")
-        table.add_row(row.who, *cells, f"{row.epsilon:.4f}", f"{row.by_divergences:.4f}", *later)
+        table.add_row(escape(row.who), *cells, f"{row.epsilon:.4f}", f"{row.by_divergences:.4f}", *later)
     return table

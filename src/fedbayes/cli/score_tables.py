@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.report.wording import TITLES
@@ -38,7 +39,9 @@ def score_table(runs: Mapping[str, Scores]) -> Table:
     """Every score of the test set with its error (rows and draws together), then what calibration makes of it."""
     columns = [dict(_rows(scores)) for scores in runs.values()]
     caption = "± one standard error, of test rows and draws together; scores.json has both"
-    table = Table("score", *runs, box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
+    table = Table(
+        "score", *map(escape, runs), box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left"
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for title in dict.fromkeys(title for column in columns for title in column):
@@ -48,9 +51,9 @@ def score_table(runs: Mapping[str, Scores]) -> Table:
 
 def ood_table(runs: Mapping[str, Scores], name: str) -> Table:
     """How well each score tells one set from the test set: AUROC with the spread of its resamples, AUPR, FPR95."""
-    table = Table("score", title=f"outside: {name}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table = Table("score", title=escape(f"outside: {name}"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for method in runs:
-        for title in (f"{method}\nAUROC ↑", "\nAUPR ↑", "\nFPR95 ↓"):
+        for title in (f"{escape(method)}\nAUROC ↑", "\nAUPR ↑", "\nFPR95 ↓"):
             table.add_column(title, justify="right")
     each = [scores["ood"]["tables"][name] for scores in runs.values()]
     for score in dict.fromkeys(score for rows in each for score in rows):

@@ -72,7 +72,7 @@ def coverage_table(made: object) -> Table:
     rows = sorted(by_site(made), key=lambda row: row.coverage)
     sizes = {"classes": "classes in a set", "real": "width", "survival": "lower bound"}
     title = f"{made.coverage:.0%} by {made.way}, {made.score}: {made.rows} rows calibrate ({made.source})"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, title=escape(title), title_justify="left", pad_edge=False)
     table.add_column("site", overflow="fold")
     told = not any(isnan(row.size) for row in rows)  # under epsilon sizes stay at the sites
     for name in ("rows", "coverage", "95 % interval", *[sizes[made.kind]] * told):

@@ -131,10 +131,11 @@ def closing_table(runs: Iterable[RunFiles], width: int = 80) -> Table:
     for at, run in enumerate(runs):
         cells = [column[at] for column in columns]
         taken = f"{run.seconds - run.start:.1f}" if run.seconds else "-"  # a private journal does not tell them
-        table.add_row(run.name, *cells, str(len(run.records)), taken)
+        table.add_row(escape(run.name), *cells, str(len(run.records)), taken)
     started = [f"{run.name} {run.start:.1f}" for run in runs if run.start >= STARTED]
     if started:
-        table.caption, table.caption_justify = f"start-up is not in the seconds: {', '.join(started[:SHOWN])}", "left"
+        said = f"start-up is not in the seconds: {', '.join(started[:SHOWN])}"
+        table.caption, table.caption_justify = escape(said), "left"
     return table
 
 
@@ -144,7 +145,7 @@ def site_table(run: RunFiles) -> Table | None:
     if found is None or len(found.sites) > SITES:
         return None
     shown = [(j, name) for j, name in enumerate(found.names) if name in TITLES and name not in WIDE]
-    table = Table(title=f"{run.name}, by site", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=escape(f"{run.name}, by site"), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("site", overflow="fold")
     table.add_column("rows", justify="right")
     for _, name in shown:

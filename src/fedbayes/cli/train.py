@@ -163,7 +163,7 @@ def _train(work: Any, folder: Path, trackers: Trackers = NO_TRACKERS) -> None:
         with watching() as watch:
             work(_tracked(watch, folder, trackers))
     except KeyboardInterrupt:
-        out.print(f"\n{_after_a_stop(folder)}")
+        out.print(f"\n{escape(_after_a_stop(folder))}")
         raise SystemExit(130) from None
     shown = arrays_in(folder / "samples.npz")
     for block in samples_text(shown) if shown else []:
@@ -174,7 +174,7 @@ def _train(work: Any, folder: Path, trackers: Trackers = NO_TRACKERS) -> None:
             out.print(table)
     with share(FILES):
         page = write([folder], folder / "report.html")
-    out.print(f"report: {page}")
+    out.print(f"report: {escape(str(page))}")
 
 
 def _after_a_stop(folder: Path) -> str:

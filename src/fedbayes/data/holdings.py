@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.data.agreement import check_kinds
@@ -77,7 +78,8 @@ def site_table(held: Holdings) -> Table:
         sizes = np.nan_to_num(np.abs(held.shift[k]))
         far = [f"{names[j]} {_amount(held, k, int(j))}" for j in np.argsort(-sizes)[:3] if sizes[j] >= 0.5]
         missing = f"{held.missing[k].mean():.1%}"
-        table.add_row(site.site, str(site.rows), missing, _mix(site.target, held), ", ".join(far) or "-")
+        row = (site.site, str(site.rows), missing, _mix(site.target, held), ", ".join(far) or "-")
+        table.add_row(*map(escape, row))
     return table
 
 
@@ -103,7 +105,7 @@ def column_table(held: Holdings) -> Table:
     table.add_column("% missing, by site", overflow="fold", max_width=max(18, 4 * min(len(held.sites), 10)))
     for j, (name, column) in enumerate(held.columns.items()):
         shares = [f"{100 * share:3.0f}" if share else "  ." for share in held.missing[:, j]]
-        table.add_row(name, column.kind, _content(column), " ".join(shares))
+        table.add_row(*map(escape, (name, column.kind, _content(column), " ".join(shares))))
     return table
 
 

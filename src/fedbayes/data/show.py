@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.data.catalogue import listing
@@ -54,14 +55,14 @@ def label_table(clients: Clients, *, first: int = 20) -> Table:
     """Label counts of the first clients, and a last line with all clients together."""
     counts = clients.label_counts()
     names = clients.data.class_names or tuple(str(c) for c in range(counts.shape[1]))
-    table = Table(title=str(clients).removeprefix("Clients(").removesuffix(")"))
+    table = Table(title=escape(str(clients).removeprefix("Clients(").removesuffix(")")))
     table.add_column("client", justify="right", no_wrap=True)
     for name in (*names, "rows", "test"):
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     tests = clients.test.sizes
     for k in range(min(first, len(clients))):
         row = [str(n) if n else "." for n in counts[k].tolist()]
-        table.add_row(clients.name(k), *row, str(int(clients.sizes[k])), str(int(tests[k])))
+        table.add_row(escape(clients.name(k)), *row, str(int(clients.sizes[k])), str(int(tests[k])))
     if len(clients) > first:
         table.add_row("...", *[""] * (len(names) + 2))
     total = [str(n) for n in counts.sum(0).tolist()]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.data.inputs import read_inputs
@@ -144,7 +145,7 @@ def prediction_table(arrays: Arrays) -> Table:
         if held:
             parts.append(_held(arrays, held, i))
         flag = [("yes" if arrays["ood"][i] else "")] if marked else []
-        table.add_row(str(i), *prediction, *parts, *flag)
+        table.add_row(str(i), *map(escape, [*prediction, *parts, *flag]))
     if len(centre) > SHOWN:
         table.add_row("...", *[""] * (len(table.columns) - 1))
     return table

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -89,7 +90,7 @@ class SiteScores:
         for site, rows in zip(self.sites, self.rows):
             cells = {n: str(f).replace(" ", between) for n, f in self[site].items()}
             marked = (f"[red]{f}[/]" if worst[n] == site and len(self.sites) > 1 else f for n, f in cells.items())
-            table.add_row(site, str(rows), *marked)
+            table.add_row(escape(site), str(rows), *marked)
         table.add_section()
         whole = (str(self.all[name]).replace(" ", between) for name in self.names)
         table.add_row("all", str(sum(self.rows)), *whole)
