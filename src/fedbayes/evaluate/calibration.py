@@ -21,7 +21,7 @@ from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
 from fedbayes.scores.proper import FLOOR
 from fedbayes.training.run import Run
-from fedbayes.training.tested import predict_with
+from fedbayes.training.tested import check_whole, predict_with
 
 SET_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "least_ambiguous": of.least_ambiguous_scores,
@@ -65,6 +65,7 @@ def held_out(run: Run, *, draws: int | None = None, seed: int = 0, p: Predictive
 
     `p` spares predicting the test set anew.
     """
+    check_whole(run)
     data, clients = run.task.clients.data, run.task.clients
     if not len(data.test_x):
         raise InputError(f"{data.name} has no test rows: calibration needs rows to judge by")

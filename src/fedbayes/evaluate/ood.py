@@ -26,6 +26,7 @@ from fedbayes.noise import seeded
 from fedbayes.posterior.values import Draws, Parts, Point
 from fedbayes.scores import Mahalanobis
 from fedbayes.training.run import Run
+from fedbayes.training.tested import check_whole
 
 PASSES = 20
 """Dropout masks of the score `mc_dropout`."""
@@ -76,6 +77,7 @@ def scores(
     `mc_dropout` needs dropout layers that the predictor leaves off, `mahalanobis` a last linear layer. `distance`
     spares fitting its statistics anew. Costs draws * N forward passes, with ODIN twice more and a backward pass.
     """
+    check_whole(run)
     task = run.task
     model = task.program.model.exact
     x = x if isinstance(x, Tensor) else run.stored(x)

@@ -32,6 +32,7 @@ from fedbayes.runs.folder import experiment_in, load
 from fedbayes.runs.records import runs_in
 from fedbayes.runs.scored import scored_clients
 from fedbayes.training.run import Run
+from fedbayes.training.tested import AS_RUN, check_whole
 
 FILE = "scores.json"
 LONGEST = 1 << 28  # bytes of it
@@ -61,6 +62,7 @@ def evaluate(
     for files in runs_in(folder):
         run = load(files.folder, network=network, clients=clients, device=device)
         with naming(files.name):
+            check_whole(run, f"{AS_RUN}, or --by site")
             # Outside sets first: an unknown name fails before anything is scored.
             tables, arrays = score_outside(run, ood, draws=draws, repeats=repeats) if ood else (None, {})
             scores = score_run(run, draws=draws, repeats=repeats)

@@ -25,7 +25,7 @@ from fedbayes.runs.calibrated import scale_of
 from fedbayes.runs.watched import Alarm, Channel, State
 from fedbayes.scores.conformal import label_scores, normalised_residual, survival_residual
 from fedbayes.training.run import Run
-from fedbayes.training.tested import predict_with
+from fedbayes.training.tested import check_whole, predict_with
 
 PIECE = 128  # rows that are predicted at once; a row has the same place whenever it comes, for equal bits
 BLOCK = 1024  # uniforms of one address
@@ -119,6 +119,7 @@ def watch(
     held-out rows, those of the `federation` (for a place that is no site of it), or `none`, where a stream is
     compared with its own beginning. `labels` adds bets on labels, for rows whose label becomes known.
     """
+    check_whole(run)
     name = _name(run, site, reference)
     if folder is not None and (state := watched.at(folder, name)) is not None:
         if state.run != _posterior(run):

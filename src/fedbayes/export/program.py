@@ -28,10 +28,12 @@ from fedbayes.model.model import Model
 from fedbayes.model.predictive import draw_weights
 from fedbayes.posterior.values import Gaussian
 from fedbayes.training.run import Run
+from fedbayes.training.tested import AS_RUN, check_whole
 
 PROGRAM, TENSORS, PLAIN, CARD, ONNX = "model.pt2", "model.safetensors", "model.py", "model.json", "model.onnx"
 WHAT = ("mean", "ensemble")
 PEFT = "peft"
+WITH_CLIENT = f"{AS_RUN}, or --client"
 
 
 class Member(nn.Module):
@@ -150,6 +152,7 @@ def export(
 
 def export_adapters(run: Run, folder: str | Path) -> list[Path]:
     """Write the adapters at the posterior's mean in PEFT's format, and its scales beside them; gives the files."""
+    check_whole(run, WITH_CLIENT)
     model = run.task.program.model
     if not is_adapted(model.module):
         raise InputError("this run trained no adapters; give it adapters = {rank = 8}, or export the whole network")
@@ -168,6 +171,7 @@ def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
     """The mean of a posterior, or an ensemble of its draws, as one module on the CPU."""
     if what not in WHAT:
         raise unknown("part to export", what, WHAT)
+    check_whole(run, WITH_CLIENT)
     program, data = run.task.program, run.task.clients.data
     still = copy.deepcopy(program.model.still).cpu()
     model = replace(program.model, prepare=data.prepare, still=still)  # on the CPU

@@ -19,6 +19,7 @@ from fedbayes.runs.numbers import PARTS, kind_of
 from fedbayes.runs.records import Arrays, RunFiles, arrays_in
 
 CONFIG = "config.toml"
+SAVED = "own"  # the network of a folder by `fb.save`, which can't be evaluated
 LONGEST = 1 << 28  # bytes of a JSON file
 ANEW = {  # what makes the files anew that stand beside a run
     "scores.json": "fedbayes evaluate {}",
@@ -262,6 +263,12 @@ def _whole(folder: Path) -> Path:
     return folder.parent if (folder.parent / CONFIG).is_file() else folder
 
 
+def _is_personal(files: RunFiles) -> bool:
+    """Whether a run has personal models alone: their scores stand for the test scores then."""
+    tested = [record for record in files.records if record.get("test")]
+    return bool(tested) and tested[-1]["test"].items() <= tested[-1].get("personal", {}).items()
+
+
 def _lacking(run: Shown) -> list[str]:
     """What a run's folder does not hold, and how to get it."""
     files, arrays = run.files, run.files.evaluation
@@ -287,7 +294,8 @@ def _lacking(run: Shown) -> list[str]:
         lacks = [name for name in [*wanted, *each] if name not in arrays]
         if lacks:
             notes.append(f"{run.name}: evaluation.npz has no {', '.join(lacks)} (an earlier version wrote it).")
-    if not (files.folder / "ood.npz").is_file() and kind_of(arrays) == "classes":
+    able = files.experiment.network != SAVED and not _is_personal(files)
+    if able and not (files.folder / "ood.npz").is_file() and kind_of(arrays) == "classes":
         command = ANEW["ood.npz"].format(files.folder)
         notes.append(f"{run.name} has no out-of-distribution scores (ood.npz): `{command}` makes some.")
     return notes

@@ -32,7 +32,7 @@ from fedbayes.training.modules import module_of
 from fedbayes.training.observation import with_noise as estimated
 from fedbayes.training.personal import personal_models, personal_scores, refined_task, sums_of
 from fedbayes.training.task import Federation, Progress, Task
-from fedbayes.training.tested import by_site, predict_with
+from fedbayes.training.tested import by_site, check_whole, predict_with
 
 
 class OwnStore(Protocol):
@@ -92,8 +92,7 @@ class Run:
         Where the run was trained on tables (`fb.data.from_tables`), also for a table: a file, a data frame, or a
         mapping from columns to values.
         """
-        if not self.task.program.prediction.whole:
-            raise InputError("this method has no global model, only personal ones: use run.personal(client).predict(x)")
+        check_whole(self, "run.personal(client).predict(x)")
         with tensor_cores("float32"):
             return predict_with(self.task, self.parts, self.stored(x), draws=draws)
 

@@ -39,6 +39,15 @@ class Finished(Trained, Protocol):
     def module(self, draw: int | None = None) -> nn.Module: ...
 
 
+AS_RUN = "run.personal(client).as_run"
+
+
+def check_whole(run: Trained, instead: str = AS_RUN) -> None:
+    """Refuse a run of personal models alone where a global one is needed; `instead` says what to use."""
+    if not run.task.program.prediction.whole:
+        raise InputError(f"this method ({run.task.method}) has no global model, only personal ones: use {instead}")
+
+
 class Tested(NamedTuple):
     """Predictions of test rows, which rows they are, and which of them are whose; None where there are none."""
 
