@@ -10,7 +10,16 @@ from sklearn.metrics import confusion_matrix, roc_auc_score
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.report.confusions import by_class, confusions
 from fedbayes.report.material import Material, Shown
-from fedbayes.runs.margins import Margin, between_rounds, margins, over_last_rounds, resampled, scores_under, within
+from fedbayes.runs.margins import (
+    Margin,
+    Measured,
+    between_rounds,
+    margins,
+    over_last_rounds,
+    resampled,
+    scores_under,
+    within,
+)
 from fedbayes.runs.numbers import confusion
 from fedbayes.runs.records import RunFiles
 from fedbayes.scores.by_site import Rows, figures
@@ -108,7 +117,17 @@ def test_differences_are_compared_in_pairs_of_rows():
     assert one.apart(two) == pytest.approx(0.001, rel=0.2)
     assert one.apart(two._replace(labels=labels + 1)) == pytest.approx(0.05 * 2**0.5, rel=0.2)
     assert within([(0.80, one), (0.79, two), None], 0.80) == [True, False, False]
-    assert Margin(0.3, NONE, NONE, measured=0.4).error == pytest.approx(0.5)
+    assert Margin(0.3, NONE, NONE, measured=Measured(0.4, 0.0)).error == pytest.approx(0.5)
+
+
+def test_runs_whose_draws_could_have_been_others_are_not_told_apart():
+    rows, labels = np.random.default_rng(0).normal(0.9, 0.01, 200), np.arange(3)
+    one, two = (Margin(0.0, rows + shift, labels, Measured(0.01, 0.02)) for shift in (0.0, 0.01))
+    assert one.error == pytest.approx(0.05**0.5 / 10)
+    assert one.apart(two) == pytest.approx(0.02 * 2**0.5)
+    assert within([(0.90, one), (0.91, two)], 0.91) == [True, True]
+    exact = [m._replace(measured=Measured(0.01, 0.0)) for m in (one, two)]
+    assert within([(0.90, exact[0]), (0.91, exact[1])], 0.91) == [False, True]
 
 
 def test_start_up_is_what_the_first_round_took_beyond_a_usual_one():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedbayes.files import FAULTS, TEXT, bytes_of, text_of
 from fedbayes.report.charts import Curve
 from fedbayes.report.drawing import COLOURS, DASHES, Drawing
 from fedbayes.runs import journal
+from fedbayes.runs.margins import Measured
 from fedbayes.runs.numbers import PARTS, kind_of
 from fedbayes.runs.records import Arrays, RunFiles, arrays_in
 
@@ -37,7 +37,7 @@ class Shown(NamedTuple):
     dash: str
     files: RunFiles
     ood: Arrays
-    errors: dict[str, float]  # of each score (rows and draws), where `fedbayes evaluate` has measured it
+    errors: dict[str, Measured]  # of each score, where `fedbayes evaluate` has measured it
     calibration: Arrays = {}  # noqa: RUF012  what `fedbayes calibrate` wrote; never changed
 
     @property
@@ -242,7 +242,7 @@ def _numbers(table: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in table.items()}
 
 
-def _errors(files: RunFiles, missing: list[str]) -> dict[str, float]:
+def _errors(files: RunFiles, missing: list[str]) -> dict[str, Measured]:
     path = files.folder / "scores.json"
     if not path.is_file():
         return {}
@@ -251,8 +251,7 @@ def _errors(files: RunFiles, missing: list[str]) -> dict[str, float]:
         if not _is_current(files, path.name, table.get("rounds"), missing):
             return {}
         rows = table["scores"]
-        errors = {n: math.hypot(float(r.get("error") or 0), float(r.get("sampling") or 0)) for n, r in rows.items()}
-        return {name: error for name, error in errors.items() if error}
+        return {n: Measured(float(r.get("sampling") or 0), float(r.get("error") or 0)) for n, r in rows.items()}
     except FAULTS as error:
         missing.append(f"{path} can't be read ({one_line(error)}); `fedbayes evaluate` writes it anew.")
         return {}

@@ -2,7 +2,8 @@
 
 A score on a test set has two kinds of noise that one run shows by itself: the rows could have been others (resampled
 here, the same rows for all runs, so that differences are compared in pairs), and training could have ended a round
-earlier or later (how much the score moves from one evaluated round to the next).
+earlier or later (how much the score moves from one evaluated round to the next). A third, of the draws of the weights,
+is known where `fedbayes evaluate` has measured it.
 """
 
 from __future__ import annotations
@@ -24,23 +25,30 @@ BEYOND = 2.0  # standard errors
 FLOOR = 1e-12  # as in scores.proper
 
 
+class Measured(NamedTuple):
+    """Errors of a score by `fedbayes evaluate`: of having so few test rows, and of so few draws."""
+
+    rows: float
+    draws: float
+
+
 class Margin(NamedTuple):
     """The noise of one score of one run."""
 
     rounds: float  # standard deviation between rounds
     rows: np.ndarray  # the score under each resample; empty where it is not known
     labels: np.ndarray
-    measured: float = 0.0  # of rows and draws, by `fedbayes evaluate`
+    measured: Measured = Measured(0.0, 0.0)
 
     @property
     def of_rows(self) -> float:
-        """One standard error over test rows, and draws where they were measured."""
-        return self.measured or (float(self.rows.std(ddof=1)) if len(self.rows) else 0.0)
+        """One standard error over test rows."""
+        return self.measured.rows or (float(self.rows.std(ddof=1)) if len(self.rows) else 0.0)
 
     @property
     def error(self) -> float:
         """One standard error, all in all."""
-        return math.hypot(self.rounds, self.of_rows)
+        return math.hypot(self.rounds, self.of_rows, self.measured.draws)
 
     def apart(self, other: Margin) -> float:
         """One standard error of the difference to another run's score: in pairs where both saw the same rows."""
@@ -48,18 +56,19 @@ class Margin(NamedTuple):
             rows = float((self.rows - other.rows).std(ddof=1))
         else:
             rows = math.hypot(self.of_rows, other.of_rows)
-        return math.hypot(rows, self.rounds, other.rounds)
+        return math.hypot(rows, self.rounds, other.rounds, self.measured.draws, other.measured.draws)
 
 
-def margins(run: RunFiles, measured: Mapping[str, float] | None = None) -> dict[str, Margin]:
+def margins(run: RunFiles, measured: Mapping[str, Measured] | None = None) -> dict[str, Margin]:
     """The noise of each of a run's closing scores."""
     arrays = run.evaluation
     known = "labels" in arrays and ("probs" in arrays or "mean" in arrays)
     drawn = resampled(arrays) if known else {}
-    labels, none = (arrays["labels"] if known else np.zeros(0)), np.zeros(0)
+    labels, none, measured = (arrays["labels"] if known else np.zeros(0)), np.zeros(0), measured or {}
+    moves = {name: between_rounds(run.curve(name)[1]) for name in run.scores}
     return {
-        name: Margin(between_rounds(run.curve(name)[1]), drawn.get(name, none), labels, (measured or {}).get(name, 0.0))
-        for name in run.scores
+        name: Margin(move, drawn.get(name, none), labels, measured.get(name, Measured(0.0, 0.0)))
+        for name, move in moves.items()
     }
 
 
