@@ -17,6 +17,7 @@ from fedbayes.report.wording import TITLES, best_of, beyond
 from fedbayes.runs.margins import Margin, margins, within
 from fedbayes.runs.numbers import by_site
 from fedbayes.runs.records import Arrays, RunFiles
+from fedbayes.runs.seeds import over_seeds
 from fedbayes.training import influence
 
 LIVE = ("accuracy", "concordance", "rmse", "nll", "ece")
@@ -139,6 +140,27 @@ def closing_table(runs: Iterable[RunFiles], width: int = 80) -> Table:
     return table
 
 
+def seeds_table(runs: Iterable[RunFiles]) -> Table | None:
+    """Where seeds were swept, one row per setting: means over seeds with their errors; bold as in the closing table."""
+    settings = over_seeds([(run.name, run) for run in runs])
+    if not settings:
+        return None
+    names = [name for name in TITLES if name not in WIDE and any(name in own.figures for own in settings)]
+    table = Table(title="means over seeds, ± one standard error", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("setting", overflow="fold")
+    for title in (*(TITLES[name] for name in names), "seeds"):
+        table.add_column(title, justify="right")
+    columns = []
+    for name in names:
+        figures = [own.figures.get(name) for own in settings]
+        near = within(figures, best_of(name, [figure[0] for figure in figures if figure]))
+        cells = [_figure(figure[0], figure[1].error or np.nan) if figure else "" for figure in figures]
+        columns.append(_bold(cells, near))
+    for at, own in enumerate(settings):
+        table.add_row(escape(own.name), *(column[at] for column in columns), str(own.seeds))
+    return table
+
+
 def site_table(run: RunFiles) -> Table | None:
     """One line per named site, each score with its error, the worst red; then all rows together, and the spread."""
     found = by_site(run.evaluation)
@@ -186,7 +208,11 @@ def _column(runs: list[RunFiles], noise: list[dict[str, Margin]], name: str) -> 
     figures = [(run.scores[name], own[name]) if name in run.scores else None for run, own in zip(runs, noise)]
     near = within(figures, best_of(name, [figure[0] for figure in figures if figure]))
     cells = [f"{figure[0]:.4f}" if figure else "" for figure in figures]
-    return [f"[bold green]{cell}[/]" if winner and len(runs) > 1 else cell for cell, winner in zip(cells, near)]
+    return _bold(cells, near)
+
+
+def _bold(cells: list[str], near: list[bool]) -> list[str]:
+    return [f"[bold green]{cell}[/]" if winner and len(cells) > 1 else cell for cell, winner in zip(cells, near)]
 
 
 def samples_text(arrays: Arrays) -> list[str]:

@@ -154,7 +154,7 @@ def _by_engine(experiment: Any, folder: Path, watch: Any) -> Any:
 
 def _train(work: Any, folder: Path, trackers: Trackers = NO_TRACKERS) -> None:
     with share(START):
-        from fedbayes.cli.terminal import closing_table, samples_text, site_table
+        from fedbayes.cli.terminal import closing_table, samples_text, seeds_table, site_table
         from fedbayes.report import write
         from fedbayes.runs.folder import Watch  # noqa: F401  (loads torch)
         from fedbayes.runs.records import arrays_in, runs_in
@@ -168,8 +168,8 @@ def _train(work: Any, folder: Path, trackers: Trackers = NO_TRACKERS) -> None:
     shown = arrays_in(folder / "samples.npz")
     for block in samples_text(shown) if shown else []:
         out.print(f"\n{escape(block)}")
-    out.print(closing_table(runs_in(folder), out.width))
-    for table in map(site_table, runs_in(folder)):
+    runs = runs_in(folder)
+    for table in (seeds_table(runs), closing_table(runs, out.width), *map(site_table, runs)):
         if table is not None:
             out.print(table)
     with share(FILES):

@@ -13,6 +13,7 @@ from fedbayes.report.material import Material, Section
 from fedbayes.report.wording import TITLES, best_of
 from fedbayes.runs.margins import Margin, margins, over_last_rounds, within
 from fedbayes.runs.numbers import kind_of
+from fedbayes.runs.seeds import over_seeds
 
 
 def what_was_run(m: Material) -> str:
@@ -89,7 +90,23 @@ def closing(m: Material) -> Section:
         lead += (
             " Not all runs were tested on the same rows: personal models, for one, are tested each on its own client's."
         )
-    return Section("scores", "Scores on the test set", lead, [*body, _privacy(m), _scales(m)])
+    return Section("scores", "Scores on the test set", lead, [_seeds_together(m), *body, _privacy(m), _scales(m)])
+
+
+def _seeds_together(m: Material) -> str:
+    """Where seeds were swept, a row for each setting: means over seeds."""
+    settings = over_seeds([(run.name, run.files) for run in m.runs])
+    if not settings:
+        return ""
+    names = [name for name in TITLES if any(name in own.figures for own in settings)]
+    columns = [_column([own.figures.get(name) for own in settings], name) for name in names]
+    head = "".join(f"<th scope=col>{escape(title)}</th>" for title in (*(TITLES[name] for name in names), "seeds"))
+    rows = []
+    for at, own in enumerate(settings):
+        cells = "".join(column[at] for column in columns) + f"<td>{own.seeds}</td>"
+        rows.append(f"<tr><th scope=row>{escape(own.name)}</th>{cells}</tr>")
+    lead = "After ± stands one standard error over seeds; settings are compared in pairs of seeds that both have."
+    return f"<h3>Means over seeds</h3><p class=lead>{lead}</p>{table(head, rows, 'setting')}<h3>Each run</h3>"
 
 
 def _scores(m: Material, scores: list[dict[str, tuple[float, Margin]]]) -> str:
