@@ -19,6 +19,7 @@ from fedbayes.flower.node import CALIBRATE, PROMISE, WATCH, Node
 from fedbayes.flower.wire import Letter
 from fedbayes.report.watch import write_page
 from fedbayes.runs import calibrated, watched
+from fedbayes.runs.folder import load
 from fedbayes.runs.watched import State
 from fedbayes.scores.label_shift import mix_of_labels, quantile_of_quantiles
 
@@ -55,7 +56,7 @@ def test_histograms_are_added_and_thresholds_made_at_home(trained):
     assert all(np.array_equal(s, made.counts.numpy()) for s in sums)
     for k in range(3):
         torch.testing.assert_close(made.for_mix(made.mix[k]), made.thresholds[k])
-    assert calibrated.read(folder).thresholds.tolist() == made.thresholds.tolist()
+    assert calibrated.read(folder, load(folder)).thresholds.tolist() == made.thresholds.tolist()
 
 
 @pytest.mark.parametrize("way", ["pooled", "by_class", "unlabelled", "own", "blended"])
