@@ -208,7 +208,10 @@ def test_transforms_and_modules_are_a_thread_s_own() -> None:
     assert seen["depth"] is None
     assert seen["module"] is not layer
     assert seen["module"].weight is layer.weight
-    assert of_this_thread(layer) is layer
+    own = of_this_thread(layer)
+    assert own is of_this_thread(layer)
+    assert own is not layer  # which is never called, so that it can be copied
+    assert own is not seen["module"]
 
 
 @pytest.mark.parametrize(
