@@ -19,7 +19,7 @@ from fedbayes.flower.post import Answer
 from fedbayes.flower.status import lines, standings
 from fedbayes.flower.wire import Letter
 from fedbayes.runs import journal
-from fedbayes.runs.folder import in_use, locked
+from fedbayes.runs.home import in_use, locked
 
 LINE = re.compile(r'fedbayes_([a-z_]+)(?:\{([a-z]+)="((?:[^"\\\n]|\\.)*)"\})? (\S+)')
 

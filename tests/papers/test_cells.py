@@ -18,7 +18,7 @@ from fedbayes.papers.cells import Cell, Request, Table, chosen, curves_of
 from fedbayes.papers.rows import rows_of
 from fedbayes.papers.tables import TABLES, run_published, seeds_of
 from fedbayes.posterior import values as posterior
-from fedbayes.runs.folder import locked
+from fedbayes.runs.home import locked
 from fedbayes.runs.recording import Recording
 
 BASE = Experiment(data="digits", network="linear", clients=4, rounds=2, cohort=2, options={"lr": 0.1, "epochs": 1})

@@ -14,7 +14,8 @@ from fedbayes.experiments.build import clients_of
 from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.report import write
 from fedbayes.runs.active import ACQUISITIONS, Active, area, resume_active, run_active, settings_in
-from fedbayes.runs.folder import load, locked
+from fedbayes.runs.folder import load
+from fedbayes.runs.home import locked
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 import fedbayes as fb
 from fedbayes.errors import InputError
 from fedbayes.runs.active import Active, resume_active, run_active
-from fedbayes.runs.folder import experiment_in, resume, run
+from fedbayes.runs.folder import resume, run
+from fedbayes.runs.home import experiment_in
 from fedbayes.runs.journal import LINES
 
 

@@ -13,7 +13,8 @@ from fedbayes.data import Dataset
 from fedbayes.errors import InputError
 from fedbayes.experiments.build import build, options_of_method
 from fedbayes.experiments.experiment import Experiment, to_toml, with_settings
-from fedbayes.runs.folder import load, locked, resume, run
+from fedbayes.runs.folder import load, resume, run
+from fedbayes.runs.home import locked
 from fedbayes.runs.records import runs_in
 from fedbayes.runs.sweep import members_of, program_of, sweep, values_of
 from fedbayes.training.fit import train

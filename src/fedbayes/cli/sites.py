@@ -48,7 +48,8 @@ def calibrate(
     from fedbayes.evaluate.calibration import held_out
     from fedbayes.evaluate.recalibrated import compared
     from fedbayes.runs.calibrated import write
-    from fedbayes.runs.folder import home_of, load
+    from fedbayes.runs.folder import load
+    from fedbayes.runs.home import home_of
     from fedbayes.runs.scored import scored_clients
 
     if recalibrate and epsilon is not None:
@@ -97,7 +98,8 @@ def show_by_site(folder: Path, by: str, draws: int | None, device: str | None) -
     """Scores of each site's own test rows, and coverage there: as calibrated before, or as `calibrate` would."""
     from fedbayes.evaluate import conformal
     from fedbayes.runs import calibrated
-    from fedbayes.runs.folder import home_of, load
+    from fedbayes.runs.folder import load
+    from fedbayes.runs.home import home_of
     from fedbayes.runs.scored import scored_clients
 
     run = load(folder, device=device, clients=scored_clients(folder))
@@ -145,7 +147,8 @@ def watch(
     from fedbayes.evaluate.stream import read_stream
     from fedbayes.evaluate.watch import watch as watch_of
     from fedbayes.report.watch import write_page
-    from fedbayes.runs.folder import home_of, load
+    from fedbayes.runs.folder import load
+    from fedbayes.runs.home import home_of
 
     if input is None:
         print(write_page(home_of(folder)))

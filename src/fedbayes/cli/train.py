@@ -125,7 +125,7 @@ def resume(
         _train(lambda watch: resume_active(folder, watch), folder, (tensorboard, mlflow, wandb))
         return
     from fedbayes.runs.changes import change, finish
-    from fedbayes.runs.folder import experiment_in
+    from fedbayes.runs.home import experiment_in
 
     lines = finish(folder)
     if rounds is not None or settings:

@@ -90,7 +90,8 @@ def export(
     from fedbayes.export.program import export as write
     from fedbayes.export.sets import promises_in, write_sets
     from fedbayes.runs.calibrated import FILE
-    from fedbayes.runs.folder import home_of, load
+    from fedbayes.runs.folder import load
+    from fedbayes.runs.home import home_of
 
     if what != "ensemble" and draws is not None:
         raise InputError(f"--draws are the members of an ensemble; leave it out with --what {what}")

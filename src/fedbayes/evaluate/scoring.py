@@ -28,7 +28,8 @@ from fedbayes.experiments.own_code import naming
 from fedbayes.files import FAULTS, text_of, write_atomically
 from fedbayes.model.predictive import Predictive, predictive
 from fedbayes.runs.evaluation import save, targets
-from fedbayes.runs.folder import experiment_in, load
+from fedbayes.runs.folder import load
+from fedbayes.runs.home import experiment_in
 from fedbayes.runs.records import runs_in
 from fedbayes.runs.scored import scored_clients
 from fedbayes.training.run import Run

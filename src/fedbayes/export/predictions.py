@@ -18,7 +18,8 @@ from fedbayes.files import write_atomically
 from fedbayes.model.predictive import Predictive
 from fedbayes.runs import calibrated
 from fedbayes.runs.evaluation import prediction_arrays, save
-from fedbayes.runs.folder import home_of, load
+from fedbayes.runs.folder import load
+from fedbayes.runs.home import home_of
 from fedbayes.runs.records import Arrays
 
 SHOWN = 20

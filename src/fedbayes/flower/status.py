@@ -13,7 +13,7 @@ from fedbayes.errors import InputError, printable
 from fedbayes.experiments.experiment import Experiment, folder_name
 from fedbayes.files import reading, text_of, write_atomically
 from fedbayes.runs import journal
-from fedbayes.runs.folder import experiment_in, in_use
+from fedbayes.runs.home import experiment_in, in_use
 
 FILE = "status.json"
 SOON, EVERY = 1.0, 5.0  # seconds between two writes where somebody has answered, and where nothing happens

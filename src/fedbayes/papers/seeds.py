@@ -16,7 +16,8 @@ from fedbayes.files import write_atomically
 from fedbayes.papers.cells import Cell, Content, Request, Say, Source, Table, chosen, commit, device_name, plain_name
 from fedbayes.papers.settings import otherwise, scaled, setting_of
 from fedbayes.posterior.values import save
-from fedbayes.runs.folder import Watch, locked
+from fedbayes.runs.folder import Watch
+from fedbayes.runs.home import locked
 from fedbayes.runs.recording import Recording
 from fedbayes.runs.sweep import build_members, can_join, mean_record, program_of, record_together
 from fedbayes.training.run import Run

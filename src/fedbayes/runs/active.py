@@ -27,8 +27,9 @@ from fedbayes.experiments.tables import check_spread
 from fedbayes.files import reading, text_of, write_atomically
 from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
-from fedbayes.runs.folder import Watch, locked
+from fedbayes.runs.folder import Watch
 from fedbayes.runs.folder import run as train
+from fedbayes.runs.home import locked
 from fedbayes.training.run import Run
 
 SETTINGS, PROGRESS = "active.toml", "active.json"

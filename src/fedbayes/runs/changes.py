@@ -13,7 +13,7 @@ from fedbayes.experiments.build import build, clients_of, options_of_method, rec
 from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, to_toml, with_settings
 from fedbayes.files import write_atomically
 from fedbayes.runs import checkpoint, evaluation
-from fedbayes.runs.folder import experiment_in, locked
+from fedbayes.runs.home import experiment_in, locked
 from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CHANGING, CONFIG
 from fedbayes.training.task import Task

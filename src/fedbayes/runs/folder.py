@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +14,14 @@ from fedbayes.data import Clients
 from fedbayes.engine.clock import EVALUATION, START, share
 from fedbayes.errors import Diverged, InputError, one_line
 from fedbayes.experiments.build import build, check_tables, clients_of
-from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, table_of, to_toml
+from fedbayes.experiments.experiment import Experiment, folder_name, to_toml
 from fedbayes.experiments.keys import FLOWER
 from fedbayes.experiments.tables import check_spread
-from fedbayes.runs import checkpoint, coding, evaluation, journal, locks, samples, saved
+from fedbayes.runs import checkpoint, coding, evaluation, journal, samples, saved
+from fedbayes.runs.changes import finish
+from fedbayes.runs.home import experiment_in, locked, refuse_another, refuse_saved
 from fedbayes.runs.own import OwnFiles
-from fedbayes.runs.recording import CHANGING, CONFIG, SAVED, Recording, write_once
+from fedbayes.runs.recording import CONFIG, SAVED, Recording, write_once
 from fedbayes.training import hub
 from fedbayes.training.callbacks import called_back
 from fedbayes.training.fit import refuse_diverged
@@ -29,8 +30,6 @@ from fedbayes.training.run import Run
 from fedbayes.training.task import Progress, Task
 
 Step = tuple[Progress, journal.Record]
-LOCK = ".lock"
-SWEEP = "sweep.toml"  # what the folder of a sweep has beside those of its members
 
 
 @dataclass(frozen=True)
@@ -109,19 +108,8 @@ def resume(
     clients: Clients | None = None,
 ) -> dict[str, Run]:
     """Go on with the experiment of a folder from its last checkpoint: same result as if nothing had happened."""
-    from fedbayes.runs.changes import finish  # which is built on this module
-
     finish(folder)
     return run(experiment_in(folder), folder, watch, network=network, clients=clients)
-
-
-def refuse_saved(experiment: Experiment, folder: Path) -> None:
-    """Refuse to go on with a folder that `fb.save` has written: it holds no checkpoint."""
-    if experiment.network == SAVED:
-        raise InputError(
-            f"{folder} was written by fb.save, and holds no checkpoint to go on from; fb.fit(..., init=fb.load(...)) "
-            "begins with its posterior, and an experiment file by `fedbayes run` can go on"
-        )
 
 
 def load(
@@ -165,38 +153,6 @@ def load(
         )
     own = OwnFiles(folder / "own", task.device, index)
     return Run(task, progress, journal.upto(folder, progress.state.round), own)
-
-
-def home_of(folder: str | Path) -> Path:
-    """The folder in which the run lies that `load` gives: of a comparison its first method's."""
-    experiment = experiment_in(folder).settled
-    return Path(folder) / folder_name(experiment.method) if experiment.methods else Path(folder)
-
-
-def experiment_in(folder: str | Path) -> Experiment:
-    """The experiment that a run folder holds."""
-    path = Path(folder) / CONFIG
-    if not path.is_file():
-        raise InputError(f"{folder} is no run folder: it has no {CONFIG}; give the folder that `fedbayes run` wrote")
-    if (Path(folder) / CHANGING).is_file():
-        raise InputError(f"a change of {folder} was cut short; `fedbayes resume {folder}` finishes it")
-    experiment = read_whole(path)
-    _check_belongs(experiment, Path(folder))
-    return experiment
-
-
-def _check_belongs(experiment: Experiment, folder: Path) -> None:
-    """Refuse a config that does not name the runs of its folder: continuing would start another run beside them."""
-    names = {folder_name(method) for method in experiment.methods}
-    runs = {path.parent.name for path in folder.glob("*/checkpoints")}
-    if strange := sorted(runs - names):
-        raise InputError(
-            f"{folder} holds a run of {strange[0]}, which {folder / CONFIG} does not name; put it back from a copy"
-        )
-    if names and checkpoint.paths(folder):
-        raise InputError(
-            f"{folder} holds one run, and {folder / CONFIG} names {len(names)} methods; put it back from a copy"
-        )
 
 
 def train(
@@ -260,66 +216,3 @@ def _compare(folder: Path, runs: dict[str, Run], main: str) -> None:
         arrays = samples.three({folder_name(method): run for method, run in runs.items()}, folder_name(main))
         if arrays is not None:
             evaluation.save(folder / samples.FILE, arrays)
-
-
-def refuse_another(experiment: Experiment, folder: Path) -> None:
-    """Raise where a folder holds anything but this experiment."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a folder; give another --output")
-    if not (folder / CONFIG).is_file():
-        # Hidden files are the lock, or what a process left that was killed before it had begun.
-        if any(not path.name.startswith(".") for path in folder.iterdir()):
-            raise InputError(f"{folder} is not empty and holds no run; give another --output")
-        return
-    theirs, ours = table_of(experiment_in(folder).settled), table_of(experiment.settled)
-    changed = sorted(k for k in {*theirs, *ours} if theirs.get(k) != ours.get(k))
-    if changed:
-        raise InputError(
-            f"{folder} holds another experiment ({', '.join(changed)} differ): go on with that one by "
-            f"`fedbayes resume {folder}`, or give another --output"
-        )
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder; the lock goes with the process, however it ends.
-
-    A sweep has its folder to itself; members that are resumed one by one share it.
-    """
-    with ExitStack() as held:
-        if (folder.parent / SWEEP).is_file():
-            held.enter_context(_lock(folder.parent, shared=True))
-        held.enter_context(_lock(folder, shared=False))
-        yield
-
-
-@contextmanager
-def _lock(folder: Path, *, shared: bool) -> Iterator[None]:
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a folder; give another --output")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is no regular file; delete it")
-    with ExitStack() as held:
-        for left in range(5, -1, -1):  # who only asks whether it is in use holds it for a moment
-            try:
-                held.enter_context(locks.lock(path, shared=shared))
-                break
-            except locks.Held as error:
-                if not left:
-                    raise InputError(
-                        f"{folder} is in use by another process; wait for it, or give another --output"
-                    ) from error
-                time.sleep(0.05)
-        yield
-
-
-def in_use(folder: Path) -> bool:
-    """Whether a process works in the folder now."""
-    return locks.is_held(folder / LOCK)
-
-
-__all__ = ["Run", "Watch", "experiment_in", "load", "resume", "run"]

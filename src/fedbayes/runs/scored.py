@@ -7,7 +7,7 @@ from pathlib import Path
 from fedbayes.data import Clients
 from fedbayes.experiments.experiment import folder_name
 from fedbayes.runs import coding
-from fedbayes.runs.folder import experiment_in
+from fedbayes.runs.home import experiment_in
 
 
 def scored_clients(folder: str | Path) -> Clients | None:

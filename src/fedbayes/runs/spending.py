@@ -10,7 +10,8 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import folder_name
 from fedbayes.federation.accounting import epsilon_of, with_more
 from fedbayes.federation.randomness import NOT_PRIVATE
-from fedbayes.runs.folder import experiment_in, load
+from fedbayes.runs.folder import load
+from fedbayes.runs.home import experiment_in
 from fedbayes.training.private import WHOLE
 
 

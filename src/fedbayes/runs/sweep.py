@@ -34,7 +34,8 @@ from fedbayes.experiments.tables import check_spread
 from fedbayes.federation.schedule import POISSON, SYNCHRONOUS
 from fedbayes.options import options_of
 from fedbayes.runs import journal
-from fedbayes.runs.folder import SWEEP, Watch, locked, refuse_another, train
+from fedbayes.runs.folder import Watch, train
+from fedbayes.runs.home import SWEEP, locked, refuse_another
 from fedbayes.runs.recording import CONFIG, Recording, write_once
 from fedbayes.training.rounds import rounds_together
 from fedbayes.training.run import Run

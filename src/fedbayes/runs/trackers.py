@@ -13,7 +13,8 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import folder_name, table_of
 from fedbayes.files import write_atomically
 from fedbayes.runs import journal
-from fedbayes.runs.folder import Watch, experiment_in
+from fedbayes.runs.folder import Watch
+from fedbayes.runs.home import experiment_in
 from fedbayes.training.flat import flat
 from fedbayes.training.run import Run
 from fedbayes.training.task import Task
