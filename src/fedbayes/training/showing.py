@@ -1,4 +1,4 @@
-"""Rounds of `fit` as a terminal shows them: a bar that comes when training takes more than a moment."""
+"""Rounds of `fit` as a terminal or a notebook shows them, where training takes more than a moment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-SECONDS = 2.0  # before the bar comes
+SECONDS = 2.0  # before anything is shown
+OFTEN = 0.5  # seconds between two lines of a notebook
 SHOWN = ("accuracy", "concordance", "rmse", "nll")
 
 
@@ -20,7 +21,11 @@ class Follow(Protocol):
 
 @contextmanager
 def following(method: str, rounds: int) -> Iterator[Follow]:
-    """A bar on the terminal's error stream; nothing where that is no terminal."""
+    """A bar on the terminal's error stream, a line in a notebook; nothing where that is neither."""
+    if "ipykernel" in sys.modules:
+        with _line(method, rounds) as line:
+            yield line
+        return
     if not sys.stderr.isatty():
         yield lambda record: None
         return
@@ -34,9 +39,7 @@ def following(method: str, rounds: int) -> Iterator[Follow]:
     task = bar.add_task(method, total=rounds, scores="")
 
     def follow(record: dict[str, Any]) -> None:
-        tested = record.get("test", {})
-        shown = "  ".join(f"{name} {tested[name]:.3f}" for name in SHOWN if name in tested)
-        bar.update(task, completed=record["round"], scores=shown or bar.tasks[0].fields["scores"])
+        bar.update(task, completed=record["round"], scores=_scores(record) or bar.tasks[0].fields["scores"])
         if not bar.live.is_started and time.monotonic() - started > SECONDS:
             bar.start()
 
@@ -45,3 +48,29 @@ def following(method: str, rounds: int) -> Iterator[Follow]:
     finally:
         if bar.live.is_started:
             bar.stop()
+
+
+@contextmanager
+def _line(method: str, rounds: int) -> Iterator[Follow]:
+    """One line that is written over, and gone at the end; a notebook's widgets need not be installed."""
+    shown, length, scores = time.monotonic() + SECONDS - OFTEN, 0, ""
+
+    def follow(record: dict[str, Any]) -> None:
+        nonlocal shown, length, scores
+        scores = _scores(record) or scores
+        if time.monotonic() - shown > OFTEN:
+            text = f"{method} {record['round']}/{rounds}  {scores}"
+            sys.stderr.write("\r" + text.ljust(length))
+            sys.stderr.flush()
+            shown, length = time.monotonic(), max(length, len(text))
+
+    try:
+        yield follow
+    finally:
+        if length:
+            sys.stderr.write("\r" + " " * length + "\r")
+
+
+def _scores(record: dict[str, Any]) -> str:
+    tested = record.get("test", {})
+    return "  ".join(f"{name} {tested[name]:.3f}" for name in SHOWN if name in tested)
