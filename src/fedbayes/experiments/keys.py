@@ -28,6 +28,7 @@ from fedbayes.training.settings import ENGINES, Bounding, Judging, Privacy, Sche
 
 Table = Mapping[str, Any]
 FLOWER = "flower"  # the engine that carries rounds to other machines; a task of its own stands on each of them
+SAVED = "own"  # the network that a folder names where it was written by `fb.save`
 
 TABLES = "tables"  # the data of a user's own sites; its options are those of `fb.data.from_tables`
 TABLED = ("initial", "client_options")  # options that may be tables; any other table in `options` is a method's own

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fedbayes.errors import InputError, one_line
 from fedbayes.experiments.experiment import Experiment, experiment_of, folder_name, read, table_in
+from fedbayes.experiments.keys import SAVED
 from fedbayes.files import FAULTS, TEXT, bytes_of, text_of
 from fedbayes.report.charts import Curve
 from fedbayes.report.drawing import COLOURS, DASHES, Drawing
@@ -19,7 +20,6 @@ from fedbayes.runs.numbers import PARTS, kind_of
 from fedbayes.runs.records import Arrays, RunFiles, arrays_in
 
 CONFIG = "config.toml"
-SAVED = "own"  # the network of a folder by `fb.save`, which can't be evaluated
 LONGEST = 1 << 28  # bytes of a JSON file
 ANEW = {  # what makes the files anew that stand beside a run
     "scores.json": "fedbayes evaluate {}",

@@ -15,13 +15,13 @@ from fedbayes.engine.clock import EVALUATION, START, share
 from fedbayes.errors import Diverged, InputError, one_line
 from fedbayes.experiments.build import build, check_tables, clients_of
 from fedbayes.experiments.experiment import Experiment, folder_name, to_toml
-from fedbayes.experiments.keys import FLOWER
+from fedbayes.experiments.keys import FLOWER, SAVED
 from fedbayes.experiments.tables import check_spread
 from fedbayes.runs import checkpoint, coding, evaluation, journal, samples, saved
 from fedbayes.runs.changes import finish
 from fedbayes.runs.home import experiment_in, locked, refuse_another, refuse_saved
 from fedbayes.runs.own import OwnFiles
-from fedbayes.runs.recording import CONFIG, SAVED, Recording, write_once
+from fedbayes.runs.recording import CONFIG, Recording, write_once
 from fedbayes.training import hub
 from fedbayes.training.callbacks import called_back
 from fedbayes.training.fit import refuse_diverged

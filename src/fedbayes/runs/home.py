@@ -9,8 +9,9 @@ from pathlib import Path
 
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, table_of
+from fedbayes.experiments.keys import SAVED
 from fedbayes.runs import checkpoint, locks
-from fedbayes.runs.recording import CHANGING, CONFIG, SAVED
+from fedbayes.runs.recording import CHANGING, CONFIG
 
 LOCK = ".lock"
 SWEEP = "sweep.toml"  # what the folder of a sweep has beside those of its members

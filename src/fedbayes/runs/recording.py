@@ -18,7 +18,6 @@ from fedbayes.training.task import Progress, Task
 
 CONFIG = "config.toml"
 CHANGING = "changing.toml"  # what it will be, while a change of the experiment is being written
-SAVED = "own"  # the network that a folder names where it was written by `fb.save`
 SECONDS = 2.0  # between checkpoints where the experiment does not say how many rounds
 
 Begun = Callable[[str, Task, list[journal.Record]], None]

@@ -12,9 +12,10 @@ from torch import nn
 from fedbayes.data import Clients
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, to_toml
+from fedbayes.experiments.keys import SAVED
 from fedbayes.files import write_atomically
 from fedbayes.runs import coding, evaluation, journal
-from fedbayes.runs.recording import CONFIG, SAVED
+from fedbayes.runs.recording import CONFIG
 from fedbayes.training import published
 from fedbayes.training.private import PrivateRun
 from fedbayes.training.run import Run
