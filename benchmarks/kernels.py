@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,8 +107,23 @@ def main() -> None:
     )
     parser.add_argument("--commit")
     given = parser.parse_args()
-    if given.joined is not None:
-        compiled.SMALL = JOINED[given.joined]
+    with joined(given.joined):
+        measure(given)
+
+
+@contextmanager
+def joined(how: str | None) -> Iterator[None]:
+    """Launches are joined in this way, afterwards as before; None: as chosen."""
+    before = compiled.SMALL
+    compiled.SMALL = before if how is None else JOINED[how]
+    try:
+        yield
+    finally:
+        compiled.SMALL = before
+
+
+def measure(given: argparse.Namespace) -> None:
+    """One row for each case."""
     figures, cuda = Figures(given.output, given.device, given.commit, keep=True), given.device == "cuda"
     for name in given.only:
         task, steps = task_of(CASES[name], given.device, given.small), 1 if given.small else STEPS

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 import fedbayes as fb
 from fedbayes.data import from_clients
 from fedbayes.engine import chunks
+from fedbayes.engine.workers import threads
 from fedbayes.training.fit import fit
 from fedbayes.training.prepare import prepare
 from fedbayes.training.rounds import rounds_together
@@ -117,7 +118,7 @@ def test_members_of_a_sweep_that_vmap_cannot_take_run_in_the_loop_and_say_so() -
 
 
 def test_the_sums_of_chunks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many chunks a round has, what is alive is the running total and the newest chunk's."""
+    """However many chunks a round has, what is alive of a worker is the running total and the newest chunk's."""
     whole, living, most = chunks.outcomes, [], []
 
     def watched(*arguments):
@@ -130,7 +131,8 @@ def test_the_sums_of_chunks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(chunks, "outcomes", watched)
     gc.freeze()  # what is there already takes a second to look through, each time
     try:
-        fit(nn.Linear(6, 3), sites(6), method="fedavg", rounds=1, engine="stacked", at_once=1)
+        with threads(1):  # a second worker would have chunks of its own
+            fit(nn.Linear(6, 3), sites(6), method="fedavg", rounds=1, engine="stacked", at_once=1)
     finally:
         gc.unfreeze()
     assert len(most) == 6
