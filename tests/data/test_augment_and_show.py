@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedbayes.data import CATALOGUE, listing, load, partition
 from fedbayes.data.augment import CROP_FLIP_NORMALS, crop_flip, crop_flip_normals
-from fedbayes.data.show import label_figure, label_table, listing_table
+from fedbayes.data.show import label_figure, label_table
 
 
 def by_hand(image, noise, pad=4):
@@ -80,14 +80,6 @@ def test_the_listing_says_where_everything_comes_from(home):
     assert str(home / "thucnews") in rows["thucnews"].source
     assert rows["digits"] == ("digits", 1442, 355, "classes", 10, "scikit-learn", True, rows["digits"].about)
     assert rows["boston"].classes == 1
-
-
-def test_the_listing_as_a_table():
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(listing_table())
-    text = console.export_text()
-    assert all(name in text for name in CATALOGUE)
-    assert "60 000" in text
 
 
 @pytest.mark.parametrize("name", ["digits", "diabetes", "cubic", "uniform-noise", "gaussian-noise"])

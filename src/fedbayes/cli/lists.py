@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from fedbayes.cli.shared import Settings, app, data_app, key_help, out, print_text
 from fedbayes.errors import InputError
+
+if TYPE_CHECKING:
+    from fedbayes.data.catalogue import Row
 
 
 def _list(rows: Iterable[tuple[str, str]]) -> None:
@@ -77,9 +80,20 @@ def partitions() -> None:
 @app.command()
 def datasets() -> None:
     """Data sets, what they hold, where each would come from, and whether it is here."""
-    from fedbayes.data.show import listing_table
+    from fedbayes.data.catalogue import listing
 
-    out.print(listing_table())
+    _list((row.name, f"{row.about}; {_extent(row)}; {'here, ' * row.present}{row.source}") for row in listing())
+
+
+def _extent(row: Row) -> str:
+    """Rows and targets of a data set in words."""
+    train, test = (f"{n:,}".replace(",", "\N{NO-BREAK SPACE}") for n in (row.train, row.test))
+    words = [f"{train} rows"] * (row.train > 0) + [f"{test} test rows"] * (row.test > 0)
+    if row.kind in ("real", "survival"):
+        words.append(f"{row.kind} targets")
+    elif row.classes > 1:
+        words.append(f"{row.classes} classes")
+    return ", ".join(words)
 
 
 @data_app.command("show")

@@ -37,7 +37,8 @@ def print_text(text: str, first: str = "", others: str = "", file: TextIO | None
     """Print text in the width of the terminal, or of COLUMNS; a pipe without a width gets it in one line."""
     width = shutil.get_terminal_size((0, 0)).columns or len(first + text)
     width = max(width, len(others) + NARROWEST)
-    for line in textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False):
+    wrapper = textwrap.TextWrapper(width, first, others, break_on_hyphens=False, break_long_words=False)
+    for line in wrapper.wrap(text):  # a path that is torn apart can't be copied
         print(line, file=file)
 
 

@@ -27,7 +27,7 @@ class Entry:
     classes: int
     about: str
     files: Files | None = None
-    origin: str = "made here"
+    origin: str = "made when asked for"
 
 
 class Row(NamedTuple):

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedbayes.data.catalogue import listing
 from fedbayes.data.dataset import Clients
 
 
@@ -68,16 +66,4 @@ def label_table(clients: Clients, *, first: int = 20) -> Table:
     total = [str(n) for n in counts.sum(0).tolist()]
     table.add_section()
     table.add_row("all", *total, str(int(clients.sizes.sum())), "")
-    return table
-
-
-def listing_table() -> Table:
-    """The catalogue: name, sizes, classes, where a set would come from and whether it is there."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name in ("name", "train", "test", "classes", "here", "what", "from"):
-        table.add_column(name, no_wrap=name not in ("what", "from"), overflow="fold")
-    for row in listing():
-        sizes = [f"{n:,}".replace(",", " ") if n else "-" for n in (row.train, row.test)]
-        classes = row.kind if row.kind in ("real", "survival") else str(row.classes)
-        table.add_row(row.name, *sizes, classes, "yes" if row.present else "no", row.about, row.source)
     return table
