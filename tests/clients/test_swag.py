@@ -84,6 +84,17 @@ def test_the_rate_of_the_last_round_is_its_own():
     assert [options(r)["collect"] for r in range(5)] == [0, 0, 0, 1, 1]
 
 
+def test_the_best_round_is_one_of_those_that_make_the_posterior():
+    """Where each round is worse than the one before, the best of all is the first of them."""
+    how = {"lr": 3.0, "epochs": 2, "batch": 5}
+    plain = fb.fit(_net(), _clients(), method=fedavg(**how), rounds=5, validation=0.3)
+    run = fb.fit(_net(), _clients(), method=fedswag(**how, swag_rounds=2), rounds=5, validation=0.3)
+    assert plain.progress.best.round < 4 <= run.progress.best.round
+    scores = {record["round"]: record["validation"]["nll"] for record in run.journal if record["round"] > 3}
+    assert run.progress.best.score == min(scores.values())
+    assert (run.predict(run.task.clients.data.test_x).epistemic > 0).any()
+
+
 def _low_rank(seed, scale=1.0):
     g = torch.Generator().manual_seed(seed)
     tensors = torch.randn(5, 7, generator=g, dtype=torch.float64)

@@ -212,6 +212,19 @@ def test_a_personal_model_is_of_the_clients_own_rows_whatever_the_cohort():
         torch.testing.assert_close(other.parts["model"].mean, ends[0].parts["model"].mean)
 
 
+def test_a_personal_model_is_under_the_prior_that_the_evidence_chose():
+    def end(**options):
+        torch.manual_seed(0)
+        return fb.fit(nn.Linear(2, 2, bias=False), alike(6), method=fb.methods.laplace(**options), rounds=12)
+
+    chosen = end()
+    precision = chosen.journal[-1]["prior_precision.weight"]
+    assert not 0.9 < precision < 1.1
+    fixed = end(prior="fixed", prior_scale=precision**-0.5)
+    ours, theirs = (run.personal(0).parts["model"].covariance for run in (chosen, fixed))
+    torch.testing.assert_close(ours, theirs, atol=0, rtol=1e-3)
+
+
 def linear():
     torch.manual_seed(0)
     return nn.Linear(2, 2)

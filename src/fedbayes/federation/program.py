@@ -166,6 +166,7 @@ class Prediction(NamedTuple):
     noise: str = "likelihood"  # where the observation noise of a regression comes from
     whole: bool = True  # whether the broadcast predicts; else only personal models do
     parts: Callable[[Parts], Parts] = lambda parts: parts  # the parts that predict, of those broadcast
+    made: int = 0  # rounds after which what predicts begins to be made: those up to there are not the best
 
 
 class Personal(NamedTuple):

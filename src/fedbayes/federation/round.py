@@ -43,8 +43,9 @@ def open_round(
 
 
 def told(program: Program, states: Mapping[str, Any]) -> dict[str, float]:
-    """What the program's stages tell the clients of the next round, among its options."""
-    return {name: number for stage in program.stages for name, number in stage.told(states[stage.name]).items()}
+    """What the program's stages tell clients by their states, among a round's options."""
+    stages = [stage for stage in program.stages if stage.name in states]  # none of a refinement after training
+    return {name: number for stage in stages for name, number in stage.told(states[stage.name]).items()}
 
 
 def at_home(program: Program) -> Program:

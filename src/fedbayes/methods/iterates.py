@@ -89,7 +89,7 @@ class FedSWAG(ServerStep, PointAveraging):
                 reference=points,
                 uploaded=uploaded,
             ),
-            prediction=program.prediction._replace(members=rank > 0),
+            prediction=program.prediction._replace(members=rank > 0, made=setting.rounds - self.swag_rounds),
         )
 
 

@@ -71,7 +71,8 @@ def gather(federation: Federation) -> Federation:
             total = terms if total is None else add_terms(program, [total, terms])
     if total is None:
         raise InputError("refine: no client could send a finite posterior (did training diverge? try a smaller lr)")
-    reference = program.pooling.reference(federation.order(()).broadcast, program.options(federation.state.round))
+    order = federation.order((), GATHER)
+    reference = program.pooling.reference(order.broadcast, order.options)
     pooled = {part: rule.decode(total[part], reference[part]) for part, rule in program.pooling.rules.items()}
     return federation._replace(gathered=pooled)
 

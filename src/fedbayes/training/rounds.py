@@ -216,6 +216,8 @@ def _validate(task: Task, progress: Progress, record: dict[str, Any]) -> Progres
     scores = scores_on(task, state, data.x[task.validation], data.y[task.validation], "validation")
     record["validation"] = scores
     best = progress.best
+    if state.round <= task.program.prediction.made:
+        return progress
     score, sign = scores[task.monitor], MONITORS[task.monitor]
     if best is None or sign * score < sign * best.score or math.isnan(best.score):
         return progress._replace(best=Best(score, state.round, state.broadcast, state.kept))

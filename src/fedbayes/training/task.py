@@ -27,7 +27,7 @@ from fedbayes.federation.program import (
     OwnState,
     Program,
 )
-from fedbayes.federation.round import at_home, begin, gathering
+from fedbayes.federation.round import at_home, begin, gathering, told
 from fedbayes.federation.schedule import Plan, Scheduler
 from fedbayes.posterior.values import Parts, Posterior, check, map_tensors
 from fedbayes.scores.additive import Sums
@@ -159,7 +159,8 @@ class Federation(NamedTuple):
         """An order to some clients beside the rounds."""
         program, number = self.task.program, self.state.round
         sent = {**self.state.broadcast, **self.gathered}
-        return Order(number, tuple(clients), (), sent, program.options(number), self.state.version, purpose)
+        options = {**program.options(number), **told(program, self.state.stages)}
+        return Order(number, tuple(clients), (), sent, options, self.state.version, purpose)
 
 
 def with_program(task: Task, program: Program) -> Task:
