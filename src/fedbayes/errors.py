@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable
 
 LONGEST = 60  # characters of a value that a message repeats
+MANY = 20  # names that are not all said where one of them is as near as
+NEAR = 0.75
 
 
 class InputError(ValueError):
@@ -22,12 +24,13 @@ class NotFinite(ValueError):
     """Predictions that can't be scored: not all of them are numbers."""
 
 
-def unknown(what: str, name: object, known: Iterable[str]) -> InputError:
-    """An error for a name that is not in a table, with the nearest one that is."""
+def unknown(what: str, name: object, known: Iterable[str], mend: str = "") -> InputError:
+    """An error for a name that is not in a table, with the nearest that is; `mend`: what else may be meant."""
     known = list(known)
-    near = difflib.get_close_matches(str(name)[:LONGEST], known, n=1, cutoff=0.5)
+    near, surely = (difflib.get_close_matches(str(name)[:LONGEST], known, 1, cutoff) for cutoff in (0.6, NEAR))
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(f"unknown {what} {shown(name)}: {hint}there are {', '.join(sorted(known))}")
+    names = f"it is one of {len(known)}" if surely and len(known) > MANY else f"there are {', '.join(sorted(known))}"
+    return InputError(f"unknown {what} {shown(name)}: {hint}{mend}{names}")
 
 
 def shown(value: object) -> str:

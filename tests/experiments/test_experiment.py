@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbayes.errors import InputError
+from fedbayes.errors import InputError, unknown
 from fedbayes.experiments import toml
 from fedbayes.experiments.experiment import KEYS, Experiment, experiment_of, from_toml, read, to_toml, with_settings
 from fedbayes.experiments.included import EXPERIMENTS, find
@@ -143,3 +143,16 @@ def test_a_setting_is_read_in_the_form_that_its_key_takes(setting, value):
 def test_a_bad_setting_is_named(setting, said):
     with pytest.raises(InputError, match=said):
         with_settings(Experiment(method="fedavg"), [setting], options_of)
+
+
+def test_an_option_of_a_method_among_the_keys_is_told_its_place():
+    with pytest.raises(InputError, match=r"key in x\.toml 'lr': options of a method are written below \[options\]"):
+        from_toml('data = "digits"\nlr = 0.1\n', "x.toml")
+
+
+def test_of_many_names_only_the_nearest_is_said():
+    near = str(unknown("key in x", "rouds", KEYS))
+    assert "did you mean 'rounds'? it is one of" in near
+    assert "partition" not in near
+    assert "partition" in str(unknown("key in x", "colour", KEYS))
+    assert "did you mean 'draws'? there are draws, points" in str(unknown("name", "draw", ["points", "draws"]))

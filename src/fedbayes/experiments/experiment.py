@@ -75,6 +75,8 @@ def experiment_of(values: Table, where: str = "experiment") -> Experiment:
     """A record from a mapping; an unknown key or a value of the wrong kind is an error that names it."""
     for key, v in values.items():
         _check_plain(v, f"{where}: {key}")
+        if key not in KEYS:
+            raise unknown(f"key in {where}", key, KEYS, "options of a method are written below [options]; ")
     if values.get("data") == TABLES:
         values = _for_tables(values)
     experiment = record_of(Experiment, {key: _as_held(key, v) for key, v in values.items()}, where)
