@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SECONDS = 30  # after which a case hangs
+SECONDS = 120  # after which a case hangs, on a machine however busy
 TICK = 2.0  # seconds between two looks at the clock
 SPARE = 3 << 30  # bytes that a case may take beside what the process has
 FRESH = multiprocessing.get_context("spawn")  # no fork: the tests around it may hold a GPU
@@ -142,6 +142,7 @@ def _work(case: Case, post: Any, place: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _begin(place)
     limit_memory()
+    post.send(None)
     while (seed := post.recv()) is not None:
         folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
         try:
@@ -167,8 +168,12 @@ class Worker:
         self.process.start()
         theirs.close()
         self.seed: int | None = None
+        self.begun = False
 
     def give(self, seed: int) -> None:
+        if not self.begun:  # its imports are no part of a case
+            self.post.recv()
+            self.begun = True
         self.seed, self.since = seed, time.monotonic()
         self.post.send(seed)
 
