@@ -120,7 +120,7 @@ def retained(m: Material) -> Section | None:
 
 def _areas(runs: list[Shown], areas: dict[tuple[int, str], float]) -> Card:
     parts = [part for part in PARTS if any((run.number, part) in areas for run in runs)]
-    head = "".join(f"<th scope=col>by {PARTS[part]} ↑</th>" for part in parts)
+    head = "".join(f"<th scope=col>by {PARTS[part]}&nbsp;↑</th>" for part in parts)
     rows = []
     for run in runs:
         values = [areas.get((run.number, part)) for part in parts]

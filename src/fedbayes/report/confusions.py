@@ -89,7 +89,7 @@ def _matrix(run: Shown) -> Drawing:
 
 
 def _areas(runs: list[Shown]) -> str:
-    titles = ("mean over classes ↑", "worst class", "its AUROC ↑", "least found class", "share found ↑")
+    titles = ("mean over classes&nbsp;↑", "worst class", "its AUROC&nbsp;↑", "least found class", "share found&nbsp;↑")
     head = "".join(f"<th scope=col>{title}</th>" for title in titles)
     rows = []
     for run in runs:

@@ -88,7 +88,7 @@ def _histogram(run: Shown, name: str, score: str) -> Figure | None:
 
 
 def _areas(runs: list[Shown], names: list[str], scores: list[str]) -> str:
-    head = "".join(f"<th scope=col>{escape(_title(score))} ↑</th>" for score in scores)
+    head = "".join(f"<th scope=col>{escape(_title(score))}&nbsp;↑</th>" for score in scores)
     rows = []
     for name in names:
         for run in runs:
