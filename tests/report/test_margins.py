@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import confusion_matrix, roc_auc_score
+from sklearn.metrics import average_precision_score, confusion_matrix, roc_auc_score
 
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.report.confusions import by_class, confusions
@@ -36,27 +36,37 @@ def made_up(kind: str, rows: int = 300, seed: int = 0) -> dict[str, np.ndarray]:
     if kind == "labels":
         probs = random.random((rows, 3))
         return {"kind": np.array(kind), "probs": probs, "labels": (random.random(probs.shape) < probs).astype(float)}
-    probs = random.dirichlet(np.ones(4) * 0.5, rows)
-    labels = np.array([random.choice(4, p=p) for p in probs])
-    return {"kind": np.array(kind), "probs": probs, "labels": labels}
+    probs = random.dirichlet(np.ones(2 if kind == "two classes" else 4) * 0.5, rows).round(2)  # some are tied
+    probs /= probs.sum(1, keepdims=True)
+    labels = np.array([random.choice(len(p), p=p) for p in probs])
+    return {"kind": np.array("classes"), "probs": probs, "labels": labels}
 
 
-@pytest.mark.parametrize("kind", ["classes", "labels", "real"])
+@pytest.mark.parametrize("kind", ["classes", "two classes", "labels", "real"])
 def test_scores_under_equal_weights_are_the_scores_and_their_errors_those_of_the_bootstrap(kind):
     arrays = made_up(kind)
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items() if array.ndim}
     predicted = (
         (tensors["probs"],) if kind != "real" else (tensors["mean"], tensors["aleatoric"] + tensors["epistemic"])
     )
-    theirs = figures(kind, Rows(predicted, tensors["labels"]), resamples=400)
+    theirs = figures(str(arrays["kind"]), Rows(predicted, tensors["labels"]), resamples=400)
     whole = scores_under(arrays, np.full((1, 300), 1 / 300))
     drawn = resampled(arrays)
-    assert {"classes": 5, "labels": 6, "real": 3}[kind] == len(whole)
+    assert {"classes": 5, "two classes": 7, "labels": 6, "real": 3}[kind] == len(whole)
     for name, value in whole.items():
         if name in theirs:  # there is no MCE of several labels
             assert value[0] == pytest.approx(theirs[name].value, rel=1e-9)
             if name != "mce":  # the largest of few rows' gaps: too wild for this comparison
                 assert drawn[name].std() == pytest.approx(theirs[name].error, rel=0.25)
+
+
+def test_ranks_under_weights_are_those_of_scikit_learn():
+    arrays, weights = made_up("two classes"), np.random.default_rng(1).random((3, 300))
+    ours = scores_under(arrays, weights / weights.sum(1, keepdims=True))
+    truth, second = arrays["labels"], arrays["probs"][:, 1]
+    for name, theirs in (("auroc", roc_auc_score), ("aupr", average_precision_score)):
+        np.testing.assert_allclose(ours[name], [theirs(truth, second, sample_weight=w) for w in weights])
+    assert "auroc" not in scores_under({**arrays, "labels": np.zeros_like(truth)}, weights)
 
 
 def test_the_confusion_matrix_is_that_of_scikit_learn():

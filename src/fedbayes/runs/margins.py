@@ -126,7 +126,7 @@ def scores_under(arrays: Arrays, weights: np.ndarray) -> dict[str, np.ndarray]:
             return means | {"rmse": np.sqrt(means["rmse"])}
         case "classes" | "labels":
             means = {name: weights @ rows for name, rows in _of_chances(arrays).items()}
-            return means | _by_bins(arrays, weights)
+            return means | _by_bins(arrays, weights) | _by_rank(arrays, weights)
         case _:
             return {}
 
@@ -168,3 +168,21 @@ def _by_bins(arrays: Arrays, weights: np.ndarray) -> dict[str, np.ndarray]:
     gap = np.abs(weights @ (bins * (sure - hit)[:, None]))
     widest = np.where(count > 0, gap / np.maximum(count, FLOOR), 0.0).max(1)
     return {"ece": gap.sum(1), "mce": widest}
+
+
+def _by_rank(arrays: Arrays, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Of two classes AUROC and AUPR of the second, ties shared; none where a resample has rows of one class alone."""
+    if kind_of(arrays) != "classes" or arrays["probs"].shape[1] != 2 or not len(arrays["labels"]):
+        return {}
+    second = arrays["probs"][:, 1].astype(float)
+    order = np.argsort(-second, kind="stable")  # the most probable first
+    tied = np.flatnonzero(np.diff(second[order], prepend=np.inf))  # where another probability begins
+    positive = arrays["labels"][order] == 1
+    drawn = weights[:, order].astype(float)
+    hits, misses = (np.add.reduceat(drawn * side, tied, axis=1) for side in (positive, ~positive))
+    if not (hits.sum(1) * misses.sum(1)).all():
+        return {}
+    hit, missed = hits.cumsum(1), misses.cumsum(1)
+    auroc = (misses * (hit - hits / 2)).sum(1) / hit[:, -1] / missed[:, -1]
+    aupr = (hits * hit / np.maximum(hit + missed, FLOOR)).sum(1) / hit[:, -1]
+    return {"auroc": auroc, "aupr": aupr}
