@@ -167,8 +167,9 @@ def site_table(run: RunFiles) -> Table | None:
     if found is None or len(found.sites) > SITES:
         return None
     shown = [(j, name) for j, name in enumerate(found.names) if name in TITLES and name not in WIDE]
-    table = Table(title=escape(f"{run.name}, by site"), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("site", overflow="fold")
+    title, longest = escape(f"{run.name}, by site"), max(map(len, found.sites))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("site", overflow="fold", min_width=min(12, longest))
     table.add_column("rows", justify="right")
     for _, name in shown:
         table.add_column(TITLES[name], justify="right")
