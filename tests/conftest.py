@@ -3,11 +3,15 @@
 from contextlib import suppress
 
 import pytest
+from hypothesis import settings
 
 from fedbayes.experiments.experiment import Experiment
 
 with suppress(ImportError):
     import setuptools  # noqa: F401  (torch's compiler needs it, and it can't follow Python's own distutils)
+
+settings.register_profile("any machine", deadline=None)  # no example is too slow on a busy one
+settings.load_profile("any machine")
 
 
 @pytest.fixture

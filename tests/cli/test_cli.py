@@ -236,7 +236,7 @@ def test_ctrl_c_says_how_to_go_on(home):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(2)
-        said, _ = process.communicate(timeout=150)
+        said, _ = process.communicate(timeout=1000)
     finally:
         process.kill()
     assert process.returncode == 130

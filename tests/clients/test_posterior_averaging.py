@@ -24,7 +24,7 @@ def _dense(start, samples, rho):
     return torch.linalg.solve(sigma, start - samples.mean(0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 999), count=st.integers(1, 8), weights=st.integers(1, 6), rho=st.floats(0, 20))
 def test_the_recursion_equals_the_dense_solve(seed, count, weights, rho):
     g = torch.Generator().manual_seed(seed)

@@ -43,7 +43,7 @@ def test_the_seed_decides_and_test_rows_do_not_disturb_training_rows(digits):
     assert not one.train.flat.equal(digits.split(partition.dirichlet(0.5), 20, seed=4).train.flat)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(clients=st.integers(1, 30), seed=st.integers(0, 1000), each=st.integers(1, 30))
 def test_test_rows_have_the_mix_of_the_training_rows(clients, seed, each):
     data = load("digits")
@@ -76,7 +76,7 @@ def test_no_test_part_means_no_test_rows():
     assert data.split(partition.iid(), 3).test.sizes.tolist() == [0, 0, 0]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(fraction=st.floats(0, 0.99), clients=st.integers(1, 200), seed=st.integers(0, 99))
 def test_holdout_cuts_a_share_and_leaves_everyone_a_row(fraction, clients, seed):
     split = load("digits").split(partition.dirichlet(0.2), clients, seed)

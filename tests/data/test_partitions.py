@@ -59,7 +59,7 @@ def test_every_partition_is_held_to_the_laws():
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problem=problems())
 def test_laws(way, problem):
     labels, clients, seed = problem

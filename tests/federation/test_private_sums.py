@@ -64,7 +64,7 @@ values = st.floats(-8, 8, width=32) | st.floats(width=32)
 scales = st.floats(0.125, 8, width=32) | st.floats(min_value=2.0**-100, width=32)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.sampled_from(ROWS),
     st.lists(values, min_size=8, max_size=8),
@@ -151,7 +151,7 @@ def thrown_far(rule: str, weighting: str) -> Any:
 everybody = st.sets(st.integers(0, 3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(ROWS), everybody, everybody, st.integers(0, 3))
 def test_whoever_drops_out_one_client_moves_the_sum_by_the_clip_at_most(
     at: Any, cohort: Any, gone: Any, k: int

@@ -76,7 +76,7 @@ def test_every_rule_has_a_formula_here():  # robust ones: test_robust.py
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(case=clients())
 def test_a_rule_of_gaussians_equals_its_formula(name, case):
     m, s, w, m0 = case
@@ -89,7 +89,7 @@ def test_a_rule_of_gaussians_equals_its_formula(name, case):
     np.testing.assert_allclose(q.scale.numpy() ** 2, variance, rtol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(case=clients())
 def test_rules_of_points_are_the_weighted_mean_and_spread(case):
     m, _, w, m0 = case
@@ -104,7 +104,7 @@ def test_rules_of_points_are_the_weighted_mean_and_spread(case):
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_float32_stays_finite_and_positive_over_many_orders_of_magnitude(name, data):
     k = data.draw(st.integers(1, 5))
@@ -127,7 +127,7 @@ def test_float32_stays_finite_and_positive_over_many_orders_of_magnitude(name, d
         assert (out.tril.diagonal() > 0).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 6))
 def test_moment_matching_equals_its_formula_and_is_positive_definite(seed, k):
     """pFedPF eq. 15: sum_k w_k (S_k + m_k m_k^T - m m^T)."""

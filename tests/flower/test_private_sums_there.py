@@ -37,7 +37,7 @@ CLIP, NOISE = 0.5, 4.0
 AT = ["a run", 3, "0-ab"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(3, 60), st.integers(0, 200), st.integers(0, 2), st.data())
 def test_noise_has_the_variance_asked_for_whoever_drops_out(least: int, more: int, colluding: int, data: Any) -> None:
     """What is left of the shares of those in the sum, without those of who colludes: never less than asked for."""

@@ -202,7 +202,7 @@ def test_after_a_sum_that_failed_a_few_more_are_not_let_in(five, tmp_path, watch
 clients = st.frozensets(st.integers(0, 9), min_size=1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(clients, min_size=1, max_size=4), st.data())
 def test_few_finds_exactly_the_combinations_over_fewer_than_three(sums, data) -> None:
     """Against all whole combinations of small coefficients, and against the null space of the others' rows."""

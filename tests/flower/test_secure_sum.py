@@ -216,7 +216,7 @@ def test_a_node_gives_no_shares_that_show_an_upload(tiny: Experiment, tmp_path: 
     assert words in said[0].head["refused"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(k=st.integers(1, 6), exponent=st.integers(-8, 7), seed=st.integers(0, 99))
 def test_whole_numbers_add_as_their_statistics_do(k: int, exponent: int, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)

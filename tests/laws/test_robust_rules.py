@@ -44,7 +44,7 @@ def test_there_are_four() -> None:
 
 @pytest.mark.parametrize("in_front", IN_FRONT, ids=str)
 @pytest.mark.parametrize("name", ROBUST)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1000), k=st.integers(1, 8), factor=st.floats(1e-3, 1e3), shift=st.floats(-100, 100))
 def test_other_units_and_another_origin_change_nothing_else(
     name, in_front, seed: int, k: int, factor: float, shift: float
@@ -57,7 +57,7 @@ def test_other_units_and_another_origin_change_nothing_else(
 
 
 @pytest.mark.parametrize("name", ROBUST)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data(), k=st.integers(1, 6), width=st.sampled_from([32, 64]))
 def test_scales_are_positive_and_all_is_finite_whatever_finite_values_come(name: str, data, k: int, width: int):
     most, least = (1e38, 1e-37) if width == 32 else (1e300, 1e-300)
@@ -83,7 +83,7 @@ FALSE = st.floats(-1e30, 1e30) | st.sampled_from([1e30, -1e30, 1e-30, 0.0, 1e4])
 
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data(), seed=st.integers(0, 1000), k=st.integers(3, 12), outliers=st.sampled_from([0.1, 0.2, 0.4]))
 def test_a_minority_of_arbitrary_uploads_is_borne(name: str, dtype, data, seed: int, k: int, outliers: float):
     lying = count_of(outliers, k)
@@ -119,7 +119,7 @@ def test_far_liars_leave_no_trace_in_who_is_kept(name: str, mixing: bool) -> Non
         torch.testing.assert_close(q, rows.mean(0))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), k=st.integers(1, 7))
 def test_without_attackers_the_trimmed_mean_is_the_log_pool_and_krum_the_mean(seed: int, k: int) -> None:
     qs = honest_clients(seed, k)
@@ -130,7 +130,7 @@ def test_without_attackers_the_trimmed_mean_is_the_log_pool_and_krum_the_mean(se
     torch.testing.assert_close(both(pool("multi_krum", qs, outliers=0.0)), mean)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), k=st.sampled_from([1, 3, 5, 9]))
 def test_what_is_trimmed_to_one_client_is_the_median(seed: int, k: int) -> None:
     qs = honest_clients(seed, k)

@@ -53,7 +53,7 @@ def _same(a, b) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), k=st.integers(2, 7), data=st.data())
 def test_the_order_of_clients_does_not_matter(name, seed, k, data):
     order = data.draw(st.permutations(range(k)))
@@ -62,7 +62,7 @@ def test_the_order_of_clients_does_not_matter(name, seed, k, data):
 
 
 @pytest.mark.parametrize("name", SUMS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), k=st.integers(2, 7), data=st.data())
 def test_a_tree_of_sums_equals_the_flat_sum(name, seed, k, data):
     rule, reference = RULES[name], _reference()
@@ -73,7 +73,7 @@ def test_a_tree_of_sums_equals_the_flat_sum(name, seed, k, data):
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), k=st.integers(1, 6), factor=st.floats(1e-3, 1e3))
 def test_only_the_ratios_of_weights_matter(name, seed, k, factor):
     qs, w = _values(name, seed, k), _weights(seed, k, name)
@@ -81,7 +81,7 @@ def test_only_the_ratios_of_weights_matter(name, seed, k, factor):
 
 
 @pytest.mark.parametrize("name", [n for n in RULES if not RULES[n].needs_reference])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), k=st.integers(1, 6))
 def test_the_reference_changes_nothing_but_rounding(name, seed, k):
     qs, w = _values(name, seed, k), _weights(seed, k, name)
@@ -128,14 +128,14 @@ def test_copies_of_one_point_give_it_back_without_spread(name):
 seeds = given(seed=st.integers(0, 1000), k=st.integers(1, 6))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @seeds
 def test_weighted_conflation_with_equal_weights_is_conflation(seed, k):
     qs = _values("wc", seed, k)
     _same(pool("wc", qs, [3.0] * k), pool("conflation", qs))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @seeds
 def test_the_log_pool_with_equal_weights_has_k_times_the_variance_of_conflation(seed, k):
     qs = _values("wc", seed, k)
@@ -144,7 +144,7 @@ def test_the_log_pool_with_equal_weights_has_k_times_the_variance_of_conflation(
     torch.testing.assert_close(pooled.scale**2, k * product.scale**2, **CLOSE)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @seeds
 def test_variances_rise_from_ws_to_nwa_to_lp(seed, k):
     qs, w = _values("lp", seed, k), _weights(seed, k)
@@ -154,7 +154,7 @@ def test_variances_rise_from_ws_to_nwa_to_lp(seed, k):
     assert torch.allclose(narrow.mean, wide.mean)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @seeds
 def test_weighted_conflation_is_no_wider_than_the_heaviest_client(seed, k):
     qs, w = _values("wc", seed, k), _weights(seed, k)
@@ -162,7 +162,7 @@ def test_weighted_conflation_is_no_wider_than_the_heaviest_client(seed, k):
     assert (pool("wc", qs, w).scale <= heaviest.scale * (1 + 1e-12)).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @seeds
 def test_a_client_of_weight_zero_does_not_change_weighted_rules(seed, k):
     for name in ("nwa", "ws", "lp", "wc", "log_pool", "mean_rho", "moment_matching", "fedavg", "fedag"):

@@ -56,7 +56,7 @@ def _terms(rule, k: int) -> list:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(tree=TREES)
 def test_any_tree_in_any_order_is_one_sum(name, tree):
     program = pooled_by({"model": RULES[name], "counters": largest})

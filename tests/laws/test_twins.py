@@ -46,7 +46,7 @@ def equal(a: Any, b: Any, tolerance: float = 1e-9) -> None:
 
 
 @pytest.mark.parametrize(("name", "mixing"), EVERY)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1000), k=st.integers(1, 7), data=st.data(), points=st.booleans())
 def test_any_number_of_copies_counts_as_one_wherever_they_stand(
     name: str, mixing: bool, seed: int, k: int, data, points
@@ -81,7 +81,7 @@ def test_what_all_agree_on_is_the_answer(name: str, mixing: bool) -> None:
     equal(pool(name, [q] * 5, mixing=mixing, twins=0.1), q, 1e-14)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), k=st.integers(2, 12), share=st.floats(0.05, 0.95))
 def test_groups_are_those_of_complete_linkage(seed: int, k: int, share: float) -> None:
     x = np.random.default_rng(seed).normal(size=(k, 2))
@@ -104,7 +104,7 @@ def test_a_liar_between_two_honest_clients_hides_no_liar_far_away(name: str, mix
     assert float(q.mean.abs().max()) < 100
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), honest=st.integers(3, 8), far=st.floats(1, 1e12), data=st.data())
 def test_a_minority_far_apart_makes_no_twins_of_honest_clients(seed: int, honest: int, far: float, data) -> None:
     """The usual distance is at most the largest between honest clients, wherever fewer than half of all go."""

@@ -35,7 +35,7 @@ FLOWS = {"radial": _radial, "planar": _planar}
 
 
 @pytest.mark.parametrize("kind", FLOWS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000))
 def test_the_log_determinant_is_that_of_autograds_jacobian(kind, seed):
     flow, x = FLOWS[kind](seed), 3 * _random(seed + 1)(P)
@@ -47,7 +47,7 @@ def test_the_log_determinant_is_that_of_autograds_jacobian(kind, seed):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", FLOWS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000))
 def test_the_inverse_gives_back_what_went_forward(kind, dtype, seed):
     flow, x = FLOWS[kind](seed, dtype), 3 * _random(seed + 1, dtype)(7, P)

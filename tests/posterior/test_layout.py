@@ -23,7 +23,7 @@ class Net(nn.Module):
         self.head = nn.Linear(4, 2, bias=False)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(layouts, leads)
 def test_split_and_join_are_inverse_under_leading_axes(layout, lead):
     vector = torch.arange(layout.size * torch.Size(lead).numel(), dtype=torch.float64).reshape(*lead, layout.size)
@@ -34,7 +34,7 @@ def test_split_and_join_are_inverse_under_leading_axes(layout, lead):
     assert torch.equal(layout.join(named), vector)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(layouts)
 def test_one_vector_is_cut_and_made_flat_as_by_split_and_join(layout):
     vector = torch.arange(layout.size, dtype=torch.float64)
@@ -46,7 +46,7 @@ def test_one_vector_is_cut_and_made_flat_as_by_split_and_join(layout):
     assert torch.equal(layout.flat(turned), vector)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(layouts, st.integers(1, 4))
 def test_split_and_join_under_vmap_equal_those_of_the_stacked_vector(layout, count):
     vectors = torch.arange(count * layout.size, dtype=torch.float32).reshape(count, layout.size)

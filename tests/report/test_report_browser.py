@@ -74,7 +74,7 @@ def test_the_page_works_in_a_browser(page, browser, tmp_path, scheme, width):
         [*command, f"--user-data-dir={tmp_path / 'profile'}", f"file://{tmp_path / 'page.html'}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=1000,
         check=True,
     )
     found = json.loads(unescape(re.search(r'<body data-found="([^"]*)"', made.stdout)[1]))

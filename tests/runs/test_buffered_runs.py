@@ -76,7 +76,7 @@ def test_a_buffered_run_killed_at_steps_on_disk_resumes_exactly(tiny, tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=200,
+        timeout=1000,
     )
     outcomes = json.loads(made.stdout)
     assert len(outcomes) > 4

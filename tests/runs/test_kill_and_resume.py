@@ -31,7 +31,7 @@ def test_a_run_killed_at_every_step_on_disk_resumes_exactly(tiny, tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=200,
+        timeout=1000,
     )
     outcomes = json.loads(made.stdout)
     assert len(outcomes) > 20

@@ -45,7 +45,7 @@ def is_own(own: dict | None, client: int, visit: int) -> bool:
     )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cohorts=st.lists(st.sets(st.integers(0, 15), min_size=1, max_size=6), min_size=1, max_size=12),
     commits=st.sets(st.integers(0, 11)),

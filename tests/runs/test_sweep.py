@@ -214,7 +214,7 @@ def test_of_two_sweeps_at_once_one_succeeds(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(to_toml(replace(DIGITS, rounds=3)))
     command = [sys.executable, "-m", "fedbayes", "sweep", "x.toml", "--over", "seed=0..1", "--output", "both"]
     both = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=200)[1] for process in both]
+    said = [process.communicate(timeout=1000)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2]
     assert sum("both is in use by another process" in text for text in said) == 1
     assert [len(files.records) for files in runs_in(tmp_path / "both")] == [3, 3]

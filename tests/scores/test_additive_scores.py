@@ -56,7 +56,7 @@ def _same(one: dict[str, float], other: dict[str, float]) -> None:
 
 # Patients of different sites are not compared, and each site knows its own censoring: survival is left out.
 @pytest.mark.parametrize("kind", [kind for kind in scores.SUMS if kind != "survival"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(0, 80), max_size=5))
 def test_parts_decode_to_the_whole(kind, seed, cuts):
     sums, decode = scores.SUMS[kind]

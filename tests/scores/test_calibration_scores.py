@@ -41,7 +41,7 @@ def predictions(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return probs, chosen[kind]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(predictions(), st.sampled_from([1, 2, 8, 15, 16]))
 def test_ece_and_mce_equal_a_count_by_hand(case, bins):
     probs, labels = case
@@ -51,7 +51,7 @@ def test_ece_and_mce_equal_a_count_by_hand(case, bins):
     assert scores.mce(probs, labels, bins=bins) == pytest.approx(largest, abs=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(predictions())
 def test_classwise_ece_equals_a_count_by_hand(case):
     probs, labels = case
@@ -60,7 +60,7 @@ def test_classwise_ece_equals_a_count_by_hand(case):
     assert scores.classwise_ece(probs, labels) == pytest.approx(np.mean(gaps), abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(predictions(), st.sampled_from(["width", "mass"]))
 def test_ece_is_at_most_nll_plus_error(case, binning):
     probs, labels = case

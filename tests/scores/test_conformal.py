@@ -19,7 +19,7 @@ def _threshold(values: torch.Tensor, edges: torch.Tensor, coverage: float) -> fl
     return scores.conformal_threshold(sum(scores.histogram(site, edges) for site in sites), edges, coverage)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-9, 0.25, 1.0])), min_size=2, max_size=40),
     st.sampled_from(COVERAGE),

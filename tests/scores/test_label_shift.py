@@ -49,7 +49,7 @@ def test_the_pooled_threshold_fails_the_same_sites():
     assert truth(torch.tensor([0, 0, 1.0]).double(), pooled) > 0.95
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 2)), min_size=1, max_size=60), st.sampled_from([0.5, 0.9]))
 def test_with_the_mix_of_the_rows_it_is_the_pooled_threshold(rows, coverage):
     values = torch.tensor([v for v, _ in rows], dtype=torch.float64)

@@ -21,7 +21,7 @@ def _roc(inside: Tensor, outside: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return passed, kept
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(samples, samples)
 def test_areas_equal_scikit_learn(inside, outside):
     truth, score = np.r_[np.zeros(len(inside)), np.ones(len(outside))], np.r_[inside.numpy(), outside.numpy()]
@@ -31,7 +31,7 @@ def test_areas_equal_scikit_learn(inside, outside):
     assert scores.aupr_in(inside, outside) == pytest.approx(turned, abs=1e-12)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(samples, samples)
 def test_fpr95_is_where_the_roc_crosses_95_percent(inside, outside):
     passed, kept = _roc(inside, outside)
@@ -49,7 +49,7 @@ def test_without_ties_fpr95_is_the_usual_first_threshold(n):
     assert scores.fpr95(inside, outside) == pytest.approx(passed[kept >= 0.95 - 1e-12].min(), abs=1e-12)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(samples, samples)
 def test_every_roc_obeys_both_inequalities(inside, outside):
     area, passed = scores.auroc(inside, outside), scores.fpr95(inside, outside)

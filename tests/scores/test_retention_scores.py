@@ -13,7 +13,7 @@ from fedbayes import scores
 rows = st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.5]), st.booleans()), min_size=1, max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows)
 def test_the_curve_is_the_mean_over_all_orders_of_ties(cases):
     curves = []
