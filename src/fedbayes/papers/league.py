@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,6 +103,7 @@ def _has_rate(method: str) -> bool:
     return "lr" in options_of(METHODS[method])
 
 
+@cache
 def choice_cells() -> list[Cell[Experiment]]:
     """Every method at every rate, judged on a fifth of the training rows."""
     cells = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -25,6 +27,7 @@ from fedbayes.training.run import Run
 SECONDS = 20.0  # between checkpoints of cells that are being trained
 NAMED = 4  # cells of a group whose names are shown
 RUNNING = "running"  # below the cells' folder: run folders of cells that are not done
+LENGTH_AND_SEED = re.compile(r"\d+-s\d+\.json")
 CURVE = ("accuracy", "nll", "ece", "rmse")  # scores that a cell keeps of every evaluated round
 Cells = Callable[[], list[Cell[Experiment]]]  # built on demand
 Members = Mapping[str, tuple[Cell[Experiment], Experiment]]  # by the name of the file
@@ -147,9 +150,11 @@ def _best(tested: list[dict[str, Any]]) -> dict[str, float]:
 
 def contents(table: Table[Experiment], cell: Cell[Experiment], output: Path, scale: str) -> list[Content]:
     """What is kept of a cell, one content per seed; of several lengths of training the longest."""
-    start = file_name(table.family, cell, table.scales[scale](cell.experiment)).rpartition("-r")[0]
-    paths = sorted((output / "cells" / scale).glob(f"{start}-r*-s*.json"))
-    files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    folder = output / "cells" / scale
+    start = file_name(table.family, cell, table.scales[scale](cell.experiment)).rpartition("-r")[0] + "-r"
+    names = [name for name in (os.listdir(folder) if folder.is_dir() else ()) if name.startswith(start)]
+    names = sorted(name for name in names if LENGTH_AND_SEED.fullmatch(name, len(start)))
+    files = [json.loads((folder / name).read_text(encoding="utf-8")) for name in names]
     most = max((content["experiment"]["rounds"] for content in files), default=0)
     return [content for content in files if content["experiment"]["rounds"] == most]
 
