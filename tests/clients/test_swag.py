@@ -6,6 +6,7 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.clients.client import Client, Phase
+from fedbayes.errors import InputError
 from fedbayes.federation.round import open_round
 from fedbayes.methods import METHODS, fedavg, fedswag
 from fedbayes.posterior.lowrank import LowRank, mean_covariance
@@ -93,6 +94,15 @@ def test_the_best_round_is_one_of_those_that_make_the_posterior():
     scores = {record["round"]: record["validation"]["nll"] for record in run.journal if record["round"] > 3}
     assert run.progress.best.score == min(scores.values())
     assert (run.predict(run.task.clients.data.test_x).epistemic > 0).any()
+
+
+def test_what_stands_in_front_of_a_robust_rule_is_of_the_rule_for_the_normals():
+    how = {"epochs": 1, "batch": 5}
+    run = fb.fit(_net(), _clients(), method=fedswag(pooled="median", mixing=True, **how), rounds=1)
+    plain = fb.fit(_net(), _clients(), method=fedswag(pooled="median", **how), rounds=1)
+    assert not torch.equal(run.posterior.mean, plain.posterior.mean)
+    with pytest.raises(InputError, match="mixing: it stands in front of a robust rule"):
+        fb.fit(_net(), _clients(), method=fedswag(mixing=True, **how), rounds=1)
 
 
 def _low_rank(seed, scale=1.0):

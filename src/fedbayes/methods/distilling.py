@@ -97,7 +97,7 @@ class FedBE(PointAveraging, Distilling):
             )
 
     def compose(self, setting: Setting) -> Program:
-        program = self.averaged(setting, self.rule)
+        program = self.averaged(setting, self.rule_of(self.rule))
         return self.distilling(program, {"server_lr": program.model})
 
 

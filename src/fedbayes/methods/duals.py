@@ -38,7 +38,7 @@ class Dual(PointAveraging):
 
     def dual(self, setting: Setting, *, precision: float, per_row: bool) -> Program:
         """The program of ADMM on points, under a prior of that precision."""
-        program = self.averaged(setting, "fedavg")
+        program = self.averaged(setting, self.rule_of("fedavg"))
         inner = self.point_client(setting, program.model, self.rho, self.adversarial, linear=True)
         client = with_dual(inner, per_row=per_row)
         step = mixed_duals(rho=self.rho, gamma=self.gamma, clients=setting.clients, precision=precision)
@@ -99,7 +99,7 @@ class Scaffold(ServerStep, PointAveraging):
     weighting: str | Weighting = with_default(PointAveraging, "weighting", default="equal")
 
     def compose(self, setting: Setting) -> Program:
-        program = self.averaged(setting, "fedavg")
+        program = self.averaged(setting, self.rule_of("fedavg"))
         model, first = program.model, program.initial["model"]
         client = with_control(self.point_client(setting, model, self.proximal, self.adversarial, linear=True))
         common = Point(first.mean * 0, first.layout)

@@ -57,7 +57,7 @@ class FedSWAG(ServerStep, PointAveraging):
 
     def compose(self, setting: Setting) -> Program:
         """Clients that run SWAG in the last rounds; their normals are pooled, and predict."""
-        program, rule = self.averaged(setting, "fedavg")._replace(stages=self.server_stages), self.rule_of(self.pooled)
+        program, rule = self.averaged(setting, RULES["fedavg"]), self.rule_of(self.pooled)
         rank = self.rank if self.covariance == "low_rank" else 0
         first = program.initial["model"]
 
@@ -89,6 +89,7 @@ class FedSWAG(ServerStep, PointAveraging):
                 reference=points,
                 uploaded=uploaded,
             ),
+            stages=self.server_stages,
             prediction=program.prediction._replace(members=rank > 0, made=setting.rounds - self.swag_rounds),
         )
 

@@ -83,10 +83,10 @@ class PointAveraging(Refining, Statistics, PointTraining, Robustness):
     mc_dropout: bool = option("dropout stays on in prediction", flag, default=False)
     test_draws: int = option("draws in prediction, with mc_dropout", at_least_one, default=20, kind="server")
 
-    def averaged(self, setting: Setting, rule: str | Rule) -> Program:
+    def averaged(self, setting: Setting, rule: Rule) -> Program:
         """The program of point clients under a rule."""
         check_dropout(setting, self.mc_dropout)
-        model, rule = model_of(setting, None), self.rule_of(rule)
+        model = model_of(setting, None)
         program = Program(
             model,
             self.point_client(setting, model, self.proximal, self.adversarial),
@@ -110,7 +110,7 @@ class FedAvg(OwnClient, ServerStep, PointAveraging):
     rule: str | Rule = option("how points are pooled", one_of(RULES), default="fedavg", kind="server", importable=True)
 
     def compose(self, setting: Setting) -> Program:
-        program = self.averaged(setting, self.rule)._replace(stages=self.server_stages)
+        program = self.averaged(setting, self.rule_of(self.rule))._replace(stages=self.server_stages)
         return self.with_client(program, setting)
 
 
