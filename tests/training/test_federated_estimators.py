@@ -4,12 +4,14 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.feature_selection import SelectKBest
 from sklearn.linear_model import BayesianRidge, LogisticRegression
 from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+from torch import nn
 
 import fedbayes as fb
 from fedbayes.data.values import Values
@@ -107,6 +109,15 @@ def test_pipelines_searches_and_sites_as_groups():
     assert search.best_params_["scale"] in ("federation", "site")
     assert set(search.best_estimator_.sites_) == set(sites)
     assert clone(search.best_estimator_).get_params()["method"].options == QUICK.options
+
+
+def test_a_network_of_the_users_own_stays_as_it_is():
+    X, y, _, sites = patients(60)
+    network = nn.Linear(X.shape[1], 2)
+    before = network.weight.clone()
+    fb.FederatedClassifier(network, method=QUICK, rounds=1).fit(X, y, sites=sites)
+    assert network.weight.dtype == torch.float32
+    assert torch.equal(network.weight, before)
 
 
 def test_missing_values_and_weights_of_classes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -79,7 +80,8 @@ class _Federated(BaseEstimator):
     def _task(self, clients: Any) -> Task:
         likelihood = default_likelihood(clients.data)
         # In float64: rows predicted alone and together then agree to all digits that anybody looks at.
-        network = network_for(self.network, clients.data, likelihood, self._seed).double()
+        # A copy, as the user's own module stays as it is.
+        network = copy.deepcopy(network_for(self.network, clients.data, likelihood, self._seed)).double()
         weights = self._weights()
         return prepare(
             network,
