@@ -129,6 +129,16 @@ def test_missing_values_and_weights_of_classes():
     assert (heavy.predict(X) == "ill").sum() > (plain.predict(X) == "ill").sum()
 
 
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [({"Ill": 20.0}, "y has no class 'Ill'; its classes are"), ([1, 20], "must be balanced, or a mapping")],
+)
+def test_weights_of_no_class_are_refused(weights, says):
+    X, y, _, sites = patients(60)
+    with pytest.raises(InputError, match=says):
+        fb.FederatedClassifier(method=QUICK, rounds=1, class_weight=weights).fit(X, y, sites=sites)
+
+
 class Frame:
     """A data frame by the interchange protocol: numbers with gaps, and words."""
 

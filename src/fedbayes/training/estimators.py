@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from fedbayes.data.frames import SiteTable, table_of
 from fedbayes.data.lists import is_frame
 from fedbayes.data.site_tables import coded, from_tables, without_rows
 from fedbayes.data.values import Values, canonical
-from fedbayes.errors import InputError
+from fedbayes.errors import InputError, shown
 from fedbayes.model.predictive import Predictive
 from fedbayes.training.defaults import default_likelihood, network_for
 from fedbayes.training.fit import train
@@ -203,7 +204,14 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         given = self.class_weight
         if given is None or isinstance(given, str):
             return given
-        return [float(given.get(c, 1.0)) for c in self.classes_.tolist()]
+        classes = self.classes_.tolist()
+        if not isinstance(given, Mapping):
+            raise InputError(f"class_weight must be balanced, or a mapping from classes to weights, not {shown(given)}")
+        strange = [c for c in given if c not in classes]
+        if strange and any(c not in given for c in classes):
+            names = ", ".join(map(repr, classes[:5]))
+            raise InputError(f"class_weight: y has no class {strange[0]!r}; its classes are {names}")
+        return [float(given.get(c, 1.0)) for c in classes]
 
 
 class FederatedRegressor(RegressorMixin, _Federated):
