@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Program, Stage
 from fedbayes.model.likelihood import Likelihood
-from fedbayes.model.model import Augment
+from fedbayes.model.model import Augment, is_static
 from fedbayes.options import check_names, check_values, options_of, record
+from fedbayes.posterior.layout import matches
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Method:
     def build(self, setting: Setting) -> Program:
         """The method bound to a network."""
         program = self.wrapped(self.compose(setting), setting)
+        _check_composed(self.name, program, setting)
         return program._replace(stages=(*program.stages, *self.last_stages(program)))
 
     def wrapped(self, program: Program, setting: Setting) -> Program:
@@ -92,6 +94,21 @@ class Method:
 
     def compose(self, setting: Setting) -> Program:
         raise NotImplementedError(f"{type(self).__name__} does not say how it is composed")
+
+
+def _check_composed(name: str, program: Program, setting: Setting) -> None:
+    """Refuse a program that leaves out what the user asked for: a method of the user's own may forget to hand it on."""
+    model = program.model
+    trained = [n for part, layout in model.layouts.items() if not is_static(part) for n in layout.names]
+    if stray := [n for n in trained if matches(n, setting.frozen)]:
+        raise InputError(f"frozen: {name} trains {stray[0]} all the same; hand frozen=setting.frozen on to Model.of")
+    for option in ("augment", "bfloat16"):
+        if getattr(setting, option) and not getattr(model, option):
+            asked = 'precision = "bf16"' if option == "bfloat16" else option
+            raise InputError(f"{asked}: {name} leaves it out; hand {option}=setting.{option} on to Model.of")
+    lacking = [part for part in model.layouts if part not in program.initial]
+    if lacking and program.prediction.whole:  # personal models may have them at home
+        raise InputError(f"{name} begins without {lacking[0]!r} of the network, which model.initial() has; add it")
 
 
 @record
