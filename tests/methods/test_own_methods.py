@@ -66,3 +66,14 @@ def test_what_a_method_does_not_hand_on_is_refused(asked, says):
 def test_parts_that_a_method_leaves_out_are_named():
     with pytest.raises(InputError, match="forgetful begins without 'buffers' of the network"):
         fitted(Forgetful(begins=False))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_parts_that_a_client_does_not_upload_are_named(engine):
+    with pytest.raises(InputError, match="a client's upload has no part 'buffers', which the method pools"):
+        fitted(Forgetful(uploads=False), engine=engine)
+
+
+def test_a_class_is_no_method():
+    with pytest.raises(InputError, match="method must be a name, or one with options"):
+        fitted(Forgetful)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Info, Upload
+from fedbayes.errors import InputError
 from fedbayes.federation.changes import started
 from fedbayes.federation.influence import by_client, figures_of
 from fedbayes.federation.program import (
@@ -45,6 +46,8 @@ def contribute(
     start = started(program, info.broadcast, info.options)
     passed = through_channel(program, upload.parts, start, info.options)
     sent = passed.parts
+    if lacking := [name for name in rules if name not in sent]:
+        raise InputError(f"a client's upload has no part {lacking[0]!r}, which the method pools; upload it too")
     size = rows_counted(program, info.n, info.options)
     if weight is None:
         assert program.pooling.weighting.weigh is not None

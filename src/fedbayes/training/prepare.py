@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedbayes.data import Clients, Dataset, Prepare, from_clients
 from fedbayes.engine.choice import carry_of, choose, quick_cpu
-from fedbayes.errors import InputError, unknown
+from fedbayes.errors import InputError, shown, unknown
 from fedbayes.federation.attacks import Attack
 from fedbayes.federation.bounds import Bounds, with_bounds
 from fedbayes.federation.buckets import check_streaming
@@ -146,6 +146,8 @@ def prepare(
         group(**{name: arguments[name] for name in options_of(group)})
     if isinstance(method, str):
         method = method_named(method)
+    if not isinstance(method, Method):
+        raise InputError(f"method must be a name, or one with options such as fb.methods.pvi(), not {shown(method)}")
     if patience is not None and not validation:
         raise InputError("patience: early stopping needs a validation share too, such as validation=0.1")
     check_stopping(method, rounds, arguments if len(clients) > 1 else {})  # a server alone looks for where to begin
