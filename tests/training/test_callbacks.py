@@ -1,5 +1,6 @@
 """Callbacks after each round: what they see, how they stop a run, and tables of a run."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -36,10 +37,12 @@ def test_a_callback_sees_each_round_as_it_is_kept():
     assert torch.equal(plain.posterior.mean, watched.posterior.mean)
 
 
-@pytest.mark.parametrize(("answer", "why"), [(True, "stop asked for it"), ("cold enough", "cold enough")])
+@pytest.mark.parametrize(
+    ("answer", "why"), [(True, "stop asked for it"), (np.True_, "stop asked for it"), ("cold enough", "cold enough")]
+)
 def test_a_callback_stops_the_run(answer, why):
     def stop(run, record):
-        return answer if record["round"] == 2 else None
+        return answer if record["round"] == 2 else np.False_
 
     short = fitted(on_round=[stop, lambda run, record: None])
     assert len(short.journal) == 2

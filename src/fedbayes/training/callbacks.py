@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedbayes.errors import InputError
 from fedbayes.training.run import OwnStore, Run, observed
 from fedbayes.training.task import Progress, Task
@@ -32,6 +34,8 @@ def called_back(task: Task, steps: Iterator[Step], records: Sequence[dict[str, A
 
 def _reason(answer: Any, function: Callable[..., Any]) -> str | None:
     name = getattr(function, "__name__", type(function).__name__)
+    if isinstance(answer, np.bool_):  # as comparisons of NumPy's numbers give
+        answer = bool(answer)
     if answer is None or answer is False:
         return None
     if answer is True:
