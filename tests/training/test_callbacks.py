@@ -53,6 +53,8 @@ def test_a_callback_stops_the_run(answer, why):
 def test_wrong_callbacks_are_named():
     with pytest.raises(InputError, match=r"on_round must be a function \(run, record\), not a str"):
         fitted(on_round=["print"])
+    with pytest.raises(InputError, match=r"on_round must be a function \(run, record\), not a int"):
+        fitted(on_round=5)
     with pytest.raises(InputError, match="gave a float; give None, or a reason to stop"):
         fitted(on_round=lambda run, record: 0.5)
 

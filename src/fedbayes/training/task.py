@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ OnRound = Callable[[Any, dict[str, Any]], "str | bool | None"]
 
 def callbacks_of(given: OnRound | Sequence[OnRound]) -> tuple[OnRound, ...]:
     """One function, or several, as a tuple; checked."""
-    functions = (given,) if callable(given) else tuple(given)
+    functions = tuple(given) if isinstance(given, Iterable) and not callable(given) else (given,)
     for function in functions:
         if not callable(function):
             raise InputError(f"on_round must be a function (run, record), not a {type(function).__name__}")
