@@ -73,6 +73,20 @@ def test_ivon_has_no_momentum_of_sgd(method: str) -> None:
     METHODS[method](momentum=0.9, optimiser="sgd")
 
 
+FALLING = [m for m in METHODS if "lr_drop" in options_of(METHODS[m]) and "lr_drop" not in METHODS[m].fixed]
+
+
+@pytest.mark.parametrize("method", FALLING)
+@pytest.mark.parametrize("name", ["lr_drop", "lr_drop_every"])
+def test_step_sizes_that_do_not_drop_have_no_drops(method: str, name: str) -> None:
+    value = {"lr_drop": 0.5, "lr_drop_every": 3}[name]
+    if "lr_within" not in METHODS[method].fixed:
+        METHODS[method](**{"lr_within": "steps", name: value})
+    with pytest.raises(InputError, match=rf'^{name}: no step size falls by steps; set lr_within = "steps"'):
+        METHODS[method](**{name: value})
+    METHODS[method](**{name: options_of(METHODS[method])[name].default})
+
+
 def test_low_rank_and_rules_that_have_no_form_for_it() -> None:
     with pytest.raises(InputError, match=r"^pooled: a normal of low rank has no rho; use "):
         fb.methods.fedswag(covariance="low_rank", pooled="mean_rho")

@@ -67,6 +67,15 @@ class Schedule(Method):
     lr_drop: float = option('factor on lr per drop, where lr_within is "steps"', up_to_one, default=0.85, kind="scalar")
     lr_drop_every: int = option("epochs between drops", whole(1, "a whole number of epochs"), default=1, kind="scalar")
 
+    def check(self) -> None:
+        super().check()
+        own_client = getattr(self, "client", None) is not None  # which may read them
+        if own_client or "steps" in (self.lr_within, getattr(self, "student_lr_within", None)):
+            return
+        for name in ("lr_drop", "lr_drop_every"):
+            if getattr(self, name) != options_of(self)[name].default:
+                raise InputError(f'{name}: no step size falls by steps; set lr_within = "steps", or leave it out')
+
     def by_round(self, setting: Setting) -> Options:
         """The numbers that clients read, with the step size of each round."""
         scalars = self.scalars()

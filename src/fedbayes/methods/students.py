@@ -84,6 +84,7 @@ class FedPPD(Schedule):
     )
 
     def check(self) -> None:
+        super().check()
         left = self.epochs - self.burn_in
         if left < self.thin or left % self.thin:
             raise InputError(
