@@ -94,6 +94,7 @@ def test_a_buffered_run_killed_at_steps_on_disk_resumes_exactly(tiny, tmp_path):
         ({"schedule": "buffered", "schedule_options": {"staleness": "linear"}}, "staleness"),
         ({"schedule": "buffered", "method": "pvi", "schedule_options": {"staleness": "sqrt"}}, "keep a factor"),
         ({"delay_options": {"compute": 2.0}}, "there are no delays"),
+        ({"delays": "lognormal", "delay_options": {"tail": 2.5}}, 'tail is of delays = "pareto", not of "lognormal"'),
         ({"delays": "lognormal", "delay_options": {"compute": -1.0}}, "compute must be not negative"),
         ({"delays": "devices", "delay_options": {"devices": [[0.5]]}}, "share, factor"),
         ({"delays": "gamma"}, "delays"),

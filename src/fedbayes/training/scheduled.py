@@ -15,7 +15,9 @@ from fedbayes.federation.program import Program
 from fedbayes.federation.schedule import Scheduler, synchronous
 from fedbayes.federation.staleness import check_changes, with_debt
 from fedbayes.federation.waiting import BUFFERED, BufferOptions, DelayOptions
-from fedbayes.options import record_of
+from fedbayes.options import options_of, record_of
+
+OF_LAW = {"spread": "lognormal", "tail": "pareto", "devices": "devices", "slowest": "labels"}
 
 
 class Scheduled(NamedTuple):
@@ -51,6 +53,9 @@ def _delays(clients: Clients, given: Scheduled) -> Delays | None:
         if given.delay_options:
             raise InputError('delay_options: there are no delays; name some, such as delays = "lognormal"')
         return None
+    for name, law in OF_LAW.items():
+        if name in table and given.delays != law and table[name] != options_of(DelayOptions)[name].default:
+            raise InputError(f'delay_options: {name} is of delays = "{law}", not of "{given.delays}"; leave it out')
     data, held = clients.data, clients.train
     first = data.y.reshape(len(data.y), -1)[:, 0]
 
