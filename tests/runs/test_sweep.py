@@ -57,6 +57,12 @@ def test_a_switched_off_term_is_another_program() -> None:
     assert len({program_of(member) for member in members.values()}) == 2
 
 
+def test_the_folder_of_a_sweep_says_how_it_goes_on(tmp_path: Path) -> None:
+    sweep(DIGITS, ["seed=0..1"], tmp_path)
+    with pytest.raises(InputError, match=r"is a sweep: give one of its runs, such as .*seed=0, or the same `fedbayes"):
+        resume(tmp_path)
+
+
 def test_every_member_equals_its_run_alone(tmp_path: Path) -> None:
     made = sweep(DIGITS, ["seed=0..1", "kl_weight=1e-4,1e-2"], tmp_path / "sweep")
     alone = run(replace(DIGITS, seed=1, options={**DIGITS.options, "kl_weight": 1e-2}), tmp_path / "alone")["feduab"]

@@ -27,12 +27,22 @@ def experiment_in(folder: str | Path) -> Experiment:
     """The experiment that a run folder holds."""
     path = Path(folder) / CONFIG
     if not path.is_file():
+        if (Path(folder) / SWEEP).is_file():
+            raise InputError(
+                f"{folder} is a sweep: give one of its runs, such as {folder}/{next(_members(folder), 'NAME')}, "
+                "or the same `fedbayes sweep` command again, which goes on with all of them"
+            )
         raise InputError(f"{folder} is no run folder: it has no {CONFIG}; give the folder that `fedbayes run` wrote")
     if (Path(folder) / CHANGING).is_file():
         raise InputError(f"a change of {folder} was cut short; `fedbayes resume {folder}` finishes it")
     experiment = read_whole(path)
     _check_belongs(experiment, Path(folder))
     return experiment
+
+
+def _members(folder: str | Path) -> Iterator[str]:
+    """The names of a sweep's runs."""
+    return (path.parent.name for path in sorted(Path(folder).glob(f"*/{CONFIG}")))
 
 
 def _check_belongs(experiment: Experiment, folder: Path) -> None:
