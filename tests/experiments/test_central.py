@@ -103,6 +103,16 @@ def test_the_server_may_pre_train_with_options_of_its_own(tmp_path):
     assert read(tmp_path / "other" / "config.toml").pretrain["options"] == {"kl_weight": 0.5}
 
 
+def test_callbacks_are_not_called_in_pre_training(tmp_path, monkeypatch):
+    (tmp_path / "calls_in_training.py").write_text(
+        "def first(run, record):\n    record['clients'] = len(run.task.clients)\n    return True\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    plain, stopped = build(WARM).begin(), build(replace(WARM, on_round=("calls_in_training:first",)))
+    assert stopped.begin().pretrained == plain.pretrained
+    assert [record["clients"] for record in train(stopped).journal] == [5]
+
+
 def test_a_point_method_pre_trains_too():
     warm = replace(WARM, method="fedavg", options={"epochs": 1, "batch": 5})
     assert train(build(warm)).journal[0]["pretrained"]["accuracy"] > 0.5

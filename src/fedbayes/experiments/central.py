@@ -66,4 +66,5 @@ def at_server(x: Experiment, method: Method) -> Experiment:
         personal_every=0,
         target_loss=None,
         target_accuracy=None,
+        on_round=(),  # the user's own are of the federation's rounds
     )
