@@ -113,6 +113,11 @@ def test_callbacks_are_not_called_in_pre_training(tmp_path, monkeypatch):
     assert [record["clients"] for record in train(stopped).journal] == [5]
 
 
+def test_options_in_a_table_of_the_method_pre_train_alike():
+    nested = replace(WARM, options={"fedvi": WARM.options})
+    assert build(nested).begin().pretrained == build(WARM).begin().pretrained
+
+
 def test_a_point_method_pre_trains_too():
     warm = replace(WARM, method="fedavg", options={"epochs": 1, "batch": 5})
     assert train(build(warm)).journal[0]["pretrained"]["accuracy"] > 0.5

@@ -43,7 +43,7 @@ def at_server(x: Experiment, method: Method) -> Experiment:
     A prior that would be replaced each round is fixed: there is no posterior yet that could be one.
     """
     pretraining = record_of(Pretraining, x.pretrain, "pretrain")
-    options = {**x.options, **pretraining.options, "epochs": 1}
+    options = {**x.options_of(x.method), **pretraining.options, "epochs": 1}
     if "prior" in method.options:
         options["prior"] = "fixed"
     if "lr_silent" in method.options:
