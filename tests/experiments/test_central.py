@@ -118,6 +118,12 @@ def test_options_in_a_table_of_the_method_pre_train_alike():
     assert build(nested).begin().pretrained == build(WARM).begin().pretrained
 
 
+def test_one_place_waits_for_nobody():
+    late = {"schedule": "buffered", "schedule_options": {"buffer": 3}, "delays": "lognormal"}
+    assert build(replace(WARM, **late)).begin().pretrained == build(WARM).begin().pretrained
+    assert without_federation(replace(DIGITS, **late)) == without_federation(DIGITS)
+
+
 def test_a_point_method_pre_trains_too():
     warm = replace(WARM, method="fedavg", options={"epochs": 1, "batch": 5})
     assert train(build(warm)).journal[0]["pretrained"]["accuracy"] > 0.5

@@ -9,6 +9,7 @@ from typing import Any
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.experiments.keys import Pretraining
+from fedbayes.federation.waiting import SYNCHRONOUS
 from fedbayes.methods import Method
 from fedbayes.noise import address
 from fedbayes.options import options_of, record_of
@@ -17,6 +18,8 @@ from fedbayes.training.settings import Bounding
 UNBOUNDED: dict[str, Any] = dict.fromkeys(options_of(Bounding))
 
 HONEST: dict[str, Any] = {"attack": None, "attackers": None, "attack_strength": None}
+
+WAITING: dict[str, Any] = {"schedule": SYNCHRONOUS, "schedule_options": {}, "delays": None, "delay_options": {}}
 
 
 def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
@@ -33,7 +36,8 @@ def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
     }
     if any("epochs" in method.options for method in methods.values()):
         options["epochs"] = 1
-    plain = replace(x, cohort=None, dropout=0.0, pretrain={}, stages=(), **HONEST, **UNBOUNDED)  # nothing is pooled
+    # Nothing is pooled, and nobody waits.
+    plain = replace(x, cohort=None, dropout=0.0, pretrain={}, stages=(), **HONEST, **UNBOUNDED, **WAITING)
     return replace(plain, central=True, rounds=x.rounds * each, options=options)
 
 
@@ -62,6 +66,7 @@ def at_server(x: Experiment, method: Method) -> Experiment:
         cohort=None,
         dropout=0.0,
         **HONEST,
+        **WAITING,
         evaluate_every=1,
         personal_every=0,
         target_loss=None,
