@@ -124,6 +124,15 @@ def test_one_place_waits_for_nobody():
     assert without_federation(replace(DIGITS, **late)) == without_federation(DIGITS)
 
 
+def test_one_client_is_dealt_to_no_buckets():
+    robust = {"rule": "trimmed_mean", "buckets": 3, "outliers": 0.1, "epochs": 1}
+    warm = replace(WARM, method="fedavg", options=robust)
+    assert build(warm).begin().pretrained["epochs"] > 0
+    for options in (robust, {"fedavg": robust}):
+        central = without_federation(replace(DIGITS, method="fedavg", options=options))
+        assert train(build(central)).journal
+
+
 def test_a_point_method_pre_trains_too():
     warm = replace(WARM, method="fedavg", options={"epochs": 1, "batch": 5})
     assert train(build(warm)).journal[0]["pretrained"]["accuracy"] > 0.5

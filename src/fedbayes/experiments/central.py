@@ -32,7 +32,8 @@ def centralised(x: Experiment, methods: Mapping[str, Method]) -> Experiment:
         raise InputError(f"--central: the methods differ in epochs ({sorted(epochs)}); give them the same, or run one")
     (each,) = epochs
     options: dict[str, Any] = {
-        k: {**v, "epochs": 1} if isinstance(v, Mapping) and "epochs" in v else v for k, v in x.options.items()
+        k: {**_undealt(v), **({"epochs": 1} if "epochs" in v else {})} if isinstance(v, Mapping) else v
+        for k, v in _undealt(x.options).items()
     }
     if any("epochs" in method.options for method in methods.values()):
         options["epochs"] = 1
@@ -47,7 +48,7 @@ def at_server(x: Experiment, method: Method) -> Experiment:
     A prior that would be replaced each round is fixed: there is no posterior yet that could be one.
     """
     pretraining = record_of(Pretraining, x.pretrain, "pretrain")
-    options = {**x.options_of(x.method), **pretraining.options, "epochs": 1}
+    options = {**_undealt(x.options_of(x.method)), **pretraining.options, "epochs": 1}
     if "prior" in method.options:
         options["prior"] = "fixed"
     if "lr_silent" in method.options:
@@ -73,3 +74,8 @@ def at_server(x: Experiment, method: Method) -> Experiment:
         target_accuracy=None,
         on_round=(),  # the user's own are of the federation's rounds
     )
+
+
+def _undealt(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without the buckets to which clients are dealt: there is one client."""
+    return {name: v for name, v in options.items() if name != "buckets"}
