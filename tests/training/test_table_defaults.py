@@ -88,6 +88,10 @@ def test_a_rare_class_counts_more(engine):
         fb.fit("linear", tables("real"), class_weights="balanced")
     with pytest.raises(InputError, match="class_weights must be balanced, or a list of positive numbers"):
         fb.fit("linear", clients, class_weights=[1, -1])
+    listed, array = (
+        fb.fit("linear", clients, rounds=1, class_weights=w).posterior.mean for w in ([1.0, 9.0], np.array([1.0, 9.0]))
+    )
+    assert torch.equal(listed, array)
 
 
 class Terminal(io.StringIO):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from fedbayes.data import Clients
@@ -47,7 +48,7 @@ def fit(
     likelihood: Likelihood | str | None = None,
     frozen: tuple[str, ...] = (),
     adapters: Mapping[str, Any] | None = None,
-    class_weights: str | Sequence[float] | None = None,
+    class_weights: str | Sequence[float] | np.ndarray | Tensor | None = None,
     augment: str | None = None,
     dropout: float = 0.0,
     schedule: str = "synchronous",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -93,7 +94,7 @@ def prepare(
     likelihood: Likelihood | str | None = None,
     frozen: tuple[str, ...] = (),
     adapters: Mapping[str, Any] | None = None,
-    class_weights: str | Sequence[float] | None = None,
+    class_weights: str | Sequence[float] | np.ndarray | Tensor | None = None,
     augment: str | None = None,
     dropout: float = 0.0,
     schedule: str = "synchronous",
@@ -135,6 +136,8 @@ def prepare(
         clients = from_clients(clients)
     if isinstance(recompute, Sequence):
         recompute = (recompute,) if isinstance(recompute, str) else tuple(recompute)
+    if isinstance(class_weights, np.ndarray | Tensor):
+        class_weights = class_weights.tolist()
     if isinstance(class_weights, Sequence) and not isinstance(class_weights, str):
         class_weights = tuple(class_weights)
     method = default_method(clients.data) if method is None else method
