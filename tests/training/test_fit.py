@@ -402,6 +402,7 @@ REFUSED = {
     "empty client": (lambda: _fit(clients=_pairs(torch.zeros(0, 4), torch.zeros(0).long())), "client 1 has no rows"),
     "no clients": (lambda: _fit(clients=[]), "at least one"),
     "patience without validation": (lambda: _fit(patience=3), "patience.*validation=0.1"),
+    "a monitor without validation": (lambda: _fit(monitor="accuracy"), "monitor: the best round is.*validation=0.1"),
     "patience of zero": (lambda: _fit(patience=0, validation=0.2), "patience must be a whole number of at least 1"),
     **{
         f"fedswag that may stop early by {name}": (

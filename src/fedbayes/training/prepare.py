@@ -156,6 +156,8 @@ def prepare(
     check_stopping(method, rounds, arguments if len(clients) > 1 else {})  # a server alone looks for where to begin
     if monitor == "accuracy" and clients.data.kind in ("real", "survival"):
         raise InputError(f"monitor: {clients.data.name} has {clients.data.kind} targets, no accuracy; use nll")
+    if monitor != options_of(Judging)["monitor"].default and not validation:
+        raise InputError("monitor: the best round is chosen on a validation share; set one, such as validation=0.1")
     size = cohort_size(cohort, len(clients))
     wanted = Privacy(**{name: arguments[name] for name in options_of(Privacy)})
     check_private(wanted, arguments)
