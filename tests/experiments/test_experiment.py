@@ -104,6 +104,8 @@ def test_settings_reach_keys_tables_and_options():
     assert made.options_of("fedavg") == {}
     both = with_settings(two, ["lr=0.2", "options.fedavg.lr=0.1"], options_of)
     assert (both.options_of("fedavg"), both.options_of("feduab")) == ({"lr": 0.1}, {"lr": 0.2})
+    own = Experiment(method="fedavg", options={"fedavg": {"lr": 0.05, "epochs": 1}})
+    assert with_settings(own, ["lr=0.3"], options_of).options_of("fedavg") == {"lr": 0.3, "epochs": 1}
     one = with_settings(Experiment(), ["method=fedavg", "lr=1"], options_of)
     assert one.options == {"lr": 1}
     assert with_settings(two, ["methods=fedavg", "method=fedavg"], options_of).methods == ("fedavg",)

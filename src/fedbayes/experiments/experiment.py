@@ -209,7 +209,8 @@ def with_settings(
         takers = [m for m in methods if path[0] in options_of(m)]
         if not takers or len(path) > 1:
             raise unknown("key in --set", key, [*KEYS, *sorted({o for m in methods for o in options_of(m)})])
-        if len(methods) == 1:
+        own = table.get("options", {}).get(methods[0])
+        if len(methods) == 1 and not (isinstance(own, Mapping) and path[0] in own):  # a table of its own would win
             _lay(table, ["options", *path], v, setting)
         else:
             for method in takers:
