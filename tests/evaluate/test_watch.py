@@ -155,6 +155,23 @@ def test_regressions_are_watched_too():
     assert alarm.kind == "noise"
 
 
+def test_labels_of_survival_are_times_and_of_several_targets_all_of_them():
+    random = torch.Generator().manual_seed(0)
+    x, time = torch.randn(80, 2, generator=random), torch.rand(80, generator=random) + 0.1
+    seen = torch.stack([time, torch.ones(80)], 1)
+    runs = {}
+    for kind, y, net in (("survival", seen, nn.Linear(2, 1)), ("real", torch.stack([time, -time], 1), nn.Linear(2, 2))):
+        clients = from_arrays(x[:40], y[:40], x[40:], y[40:], kind=kind).split(fb.partition.iid(), clients=2)
+        runs[kind] = fb.fit(net, clients, method=fb.methods.fedavg(epochs=1), rounds=1)
+    one, both = (fb.watch(runs["survival"], 0) for _ in range(2))
+    one.update(x, time)  # as a column of a file
+    both.update(x, seen)
+    assert one.state.labelled == 80
+    assert bits(one.state) == bits(both.state)
+    with pytest.raises(InputError, match="one number for each row, the run predicts 2"):
+        fb.watch(runs["real"], 0).update(x, time)
+
+
 def test_a_stream_is_read_with_labels_and_times(blobs, tmp_path):
     path = tmp_path / "stream.csv"
     path.write_text("when,a,b,y\nmon,0.5,1,2\ntue,1,2,\n")

@@ -280,6 +280,11 @@ def _known(run: Run, y: Any, count: int) -> Tensor | None:
         there = y[~y.isnan()]
         if len(there) and not bool(((there >= 0) & (there < data.classes)).all()):
             raise InputError(f"y must be classes from 0 to {data.classes - 1}, nan where not known")
+    if data.kind in ("real", "survival"):
+        y = y.reshape(count, -1)
+        width = data.y[:1].numel() if data.kind == "real" else 1  # of survival the time is all that is asked
+        if y.shape[1] < width:
+            raise InputError(f"y has one number for each row, the run predicts {width}; give all, or leave labels out")
     return y
 
 
