@@ -146,13 +146,29 @@ def test_regressions_are_watched_too():
     net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
     run = fb.fit(net, clients, method=fb.methods.feduab(draws=5, lr=0.05), rounds=3, engine="loop", evaluate_every=3)
     watch = fb.watch(run, 0)
-    assert watch.scores == ("epistemic", "level", "label")
+    assert watch.scores == ("epistemic", "mean", "label")
     new = torch.randn(300, 3, generator=random)
     truth = new.sum(1, keepdim=True) + 0.3 * torch.randn(300, 1, generator=random)
     assert watch.update(new[:150], truth[:150]) is None
     alarm = watch.update(new[150:], truth[150:] + 4 * torch.randn(150, 1, generator=random))
     assert alarm is not None
     assert alarm.kind == "noise"
+
+
+def test_predictions_in_large_units_are_watched_as_those_in_small_ones():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 3, generator=random)
+    y, fortunes = x.sum(1, keepdim=True), []
+    for unit, zero in ((1.0, 0.0), (2.0**20, 2.0**22)):  # costs, say
+        own = unit * y + zero
+        clients = from_arrays(x[:100], own[:100], x[100:], own[100:], standardise=True).split(
+            fb.partition.iid(), clients=2
+        )
+        watch = fb.watch(fb.fit("linear", clients, method=fb.methods.fedavg(epochs=3), rounds=1), 0, labels=False)
+        watch.update(x + 1.0)
+        fortunes.append(watch.state.logs["mean"])
+    assert min(fortunes) > 10
+    assert fortunes[1] == pytest.approx(fortunes[0], rel=0.1)
 
 
 def test_labels_of_survival_are_times_and_of_several_targets_all_of_them():

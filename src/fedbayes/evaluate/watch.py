@@ -32,7 +32,8 @@ BLOCK = 1024  # uniforms of one address
 MOST_GROUPS = 50
 REFERENCES = ("own", "federation", "none")
 CHOICE = {"classes": ("epistemic", "energy", "entropy"), "labels": ("epistemic", "max_logit", "entropy")}
-MIX, LABEL, LEVEL = "mix", "label", "level"
+MIX, LABEL, MEAN = "mix", "label", "mean"
+LEVEL = "level"  # the mean in the target's own units, of watches that began so: large ones all fall into the last bin
 NOISE = ("entropy", "aleatoric", LABEL)
 
 
@@ -157,13 +158,13 @@ def channels_of(run: Run, scores: Sequence[str] | None, labels: bool) -> tuple[s
     for name in chosen:
         if name not in able:
             raise unknown("score for this run", name, able)
-    beside = [MIX] if data.kind == "classes" else [LEVEL] if data.kind in ("real", "survival") else []
+    beside = [MIX] if data.kind == "classes" else [MEAN] if data.kind in ("real", "survival") else []
     return (*chosen, *beside, *([LABEL] if labels and data.kind != "labels" else []))
 
 
 def kind_of(channel: str) -> str:
     """What a change of a score is a sign of."""
-    return "label mix" if channel in (MIX, LEVEL) else "noise" if channel in NOISE else "inputs"
+    return "label mix" if channel in (MIX, MEAN) else "noise" if channel in NOISE else "inputs"
 
 
 def _shape(run: Run, channel: str, classes: int) -> tuple[int, int]:
@@ -198,21 +199,23 @@ def see(run: Run, x: Tensor, y: Tensor | None, channels: Sequence[str], start: i
         predicted = p.mean.argmax(-1) if p.kind == "classes" else torch.zeros(size, dtype=torch.int64)
         for name in channels:
             own = strange[name][here] if name in strange else None
-            values[name].append(_bins(name, p, None if y is None else y[rows], own))
+            values[name].append(_bins(run, name, p, None if y is None else y[rows], own))
             groups[name].append(predicted.numpy() if _grouped(run) and name != MIX else np.zeros(size, dtype=np.int64))
         first += size
     nothing = [np.zeros(0, dtype=np.int64)]
     return Seen(*({k: np.concatenate(v or nothing).astype(np.int64) for k, v in d.items()} for d in (values, groups)))
 
 
-def _bins(name: str, p: Predictive, y: Tensor | None, strange: Tensor | None) -> np.ndarray:
+def _bins(run: Run, name: str, p: Predictive, y: Tensor | None, strange: Tensor | None) -> np.ndarray:
     """The bins of one channel's scores, of which `strange` are those of `fb.ood`."""
     if strange is not None:
         return bets.bins_of(strange.double().numpy())
     if name == MIX:
         return p.mean.argmax(-1).numpy()
-    if name == LEVEL:
-        return bets.bins_of(p.mean.double().mean(-1).numpy())
+    if name in (MEAN, LEVEL):
+        units = run.task.clients.data.target_scale if name == MEAN else None
+        mean = p.mean if units is None else units.apply(p.mean)
+        return bets.bins_of(mean.double().mean(-1).numpy())
     if y is None:
         return np.zeros(len(p.mean), dtype=np.int64)
     if p.kind == "classes":
