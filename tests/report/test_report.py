@@ -255,6 +255,21 @@ def test_other_kinds_get_what_fits(tmp_path, shape, tiny):
     assert ("has no predictions" in page) == (shape == "no_test_rows")
 
 
+def test_own_sites_are_counted(tmp_path, monkeypatch):
+    (tmp_path / "two_wards.py").write_text(
+        "import torch, fedbayes as fb\n"
+        "def wards():\n"
+        "    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))\n"
+        "    sites = {name: (x[i:], x[i:, :2]) for i, name in enumerate(('north', 'south'))}\n"
+        "    return fb.data.from_clients(sites, test=sites, kind='real')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    x = Experiment(data="two_wards:wards", network="linear", rounds=1, method="fedavg", options={"epochs": 1})
+    run(x, tmp_path / "run")
+    page = page_of(tmp_path / "run")
+    assert "two_wards:wards over its 2 sites, all a round" in page
+
+
 def test_a_config_beyond_all_size_is_named_and_not_read(tmp_path):
     (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n')
     with (tmp_path / "config.toml").open("wb") as file:

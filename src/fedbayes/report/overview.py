@@ -20,21 +20,22 @@ def what_was_run(m: Material) -> str:
     """One line for each setting that runs share, with the seeds it was run under."""
     seeds: dict[str, list[int]] = {}
     for run in m.runs:
-        sizes = run.files.evaluation.get("client_sizes")
-        seeds.setdefault(_line(run.files.experiment, sizes), []).append(run.files.experiment.seed)
+        arrays = run.files.evaluation
+        line = _line(run.files.experiment, arrays.get("client_sizes"), "client_names" in arrays)
+        seeds.setdefault(line, []).append(run.files.experiment.seed)
     lines = [f"{line}, {_seeds(sorted(set(held)))}" for line, held in seeds.items()]
     return "".join(f"<p class=lead>{escape(line)}</p>" for line in lines)
 
 
-def _line(x: Experiment, sizes: np.ndarray | None) -> str:
+def _line(x: Experiment, sizes: np.ndarray | None, named: bool) -> str:
     if x.data == TABLES and sizes is not None:  # which spread themselves
         return f"tables of {len(sizes)} sites, {int(sizes.sum())} training rows, network {x.network}{_attack(x)}"
-    spread = ", ".join(f"{k} {v}" for k, v in x.partition_options.items())
+    options = ", ".join(f"{k} {v}" for k, v in x.partition_options.items())
+    spread = f"{x.clients} clients ({x.partition}{', ' + options if options else ''})"
+    if ":" in x.data and sizes is not None and (named or len(sizes) != x.clients):  # own code that gave clients
+        spread = f"its {len(sizes)} sites"
     cohort = "all" if x.cohort is None else f"{x.cohort:.0%}" if isinstance(x.cohort, float) else str(x.cohort)
-    return (
-        f"{x.data} over {x.clients} clients ({x.partition}{', ' + spread if spread else ''}), "
-        f"{cohort} a round, network {x.network}{_attack(x)}"
-    )
+    return f"{x.data} over {spread}, {cohort} a round, network {x.network}{_attack(x)}"
 
 
 def _attack(x: Experiment) -> str:
