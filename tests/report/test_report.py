@@ -255,7 +255,7 @@ def test_other_kinds_get_what_fits(tmp_path, shape, tiny):
     assert ("has no predictions" in page) == (shape == "no_test_rows")
 
 
-def test_own_sites_are_counted(tmp_path, monkeypatch):
+def test_every_target_is_drawn_and_own_sites_are_counted(tmp_path, monkeypatch):
     (tmp_path / "two_wards.py").write_text(
         "import torch, fedbayes as fb\n"
         "def wards():\n"
@@ -267,6 +267,8 @@ def test_own_sites_are_counted(tmp_path, monkeypatch):
     x = Experiment(data="two_wards:wards", network="linear", rounds=1, method="fedavg", options={"epochs": 1})
     run(x, tmp_path / "run")
     page = page_of(tmp_path / "run")
+    assert [f'data-name="predicted-0-fedavg-{d}"' in page for d in (1, 2, 3)] == [True, True, False]
+    assert "fedavg, target 2 of 2" in page
     assert "two_wards:wards over its 2 sites, all a round" in page
 
 

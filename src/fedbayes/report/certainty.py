@@ -184,7 +184,7 @@ def intervals(m: Material) -> Section | None:
     levels = np.linspace(0.05, 0.99, 48)
     lines = [run.curve(levels, coverage(run.predictions, levels)) for run in runs]
     chart = line_chart("Coverage", lines, "promised", "observed", across=UNIT, up=UNIT, diagonal=True)
-    figures = [_predicted(run) for run in runs[:PANELS]]
+    figures = [_predicted(run, d) for run in runs[:PANELS] for d in range(run.predictions["mean"].shape[1])][:PANELS]
     if chart:
         caption = (
             "Share of targets inside central intervals. On the diagonal is right; below it intervals are too narrow."
@@ -197,21 +197,22 @@ def intervals(m: Material) -> Section | None:
     return Section("intervals", "Predicted and true", lead, figures)
 
 
-def _predicted(run: Shown) -> Figure:
+def _predicted(run: Shown, d: int) -> Figure:
     arrays = run.predictions
-    some = thinned(len(arrays["mean"]), 160)
-    mean, scale = arrays["mean"][some, 0], total_scale(arrays)[some, 0]
-    truth = arrays["labels"].reshape(arrays["mean"].shape)[some, 0]
+    some, targets = thinned(len(arrays["mean"]), 160), arrays["mean"].shape[1]
+    mean, scale = arrays["mean"][some, d], total_scale(arrays)[some, d]
+    truth = arrays["labels"].reshape(arrays["mean"].shape)[some, d]
     half = 1.6449 * scale
     low, high = bounds([truth, mean])
     room = ticks(low, high)
     axes = Axes(room, room, "true", "predicted", size=(360, 290))
     axes.diagonal()
-    inside = np.abs(deviations(arrays)[some, 0]) <= 1.6449
+    inside = np.abs(deviations(arrays)[some, d]) <= 1.6449
     for flag, ink in ((True, run.ink), (False, "wrong")):
         for t, p, h in zip(truth[inside == flag], mean[inside == flag], half[inside == flag]):
             x, y = axes.put(np.array([t, t]), np.array([p - h, p + h]))
             axes.marks.append(Line(x, y, ink, width=0.8))
         axes.marks.append(Dots(*axes.put(truth[inside == flag], mean[inside == flag]), ink, radius=2.2))
-    label = f"Predicted against true targets of {run.name}, {int((~inside).sum())} of {len(some)} outside"
-    return Figure(f"predicted-{run.number}-{run.name}", run.name, axes.drawing(label), run=run.number)
+    title, end = (run.name, "") if targets == 1 else (f"{run.name}, target {d + 1} of {targets}", f"-{d + 1}")
+    label = f"Predicted against true targets of {title}, {int((~inside).sum())} of {len(some)} outside"
+    return Figure(f"predicted-{run.number}-{run.name}{end}", title, axes.drawing(label), run=run.number)
