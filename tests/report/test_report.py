@@ -10,7 +10,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 
+import fedbayes as fb
+from fedbayes.data import from_arrays
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.report import write, write_figures
@@ -270,6 +273,16 @@ def test_every_target_is_drawn_and_own_sites_are_counted(tmp_path, monkeypatch):
     assert [f'data-name="predicted-0-fedavg-{d}"' in page for d in (1, 2, 3)] == [True, True, False]
     assert "fedavg, target 2 of 2" in page
     assert "two_wards:wards over its 2 sites, all a round" in page
+
+
+def test_rows_of_several_labels_are_kept_by_exact_match(tmp_path):
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    clients = from_arrays(x[:30], x[:30] > 0, x[30:], x[30:] > 0.5, kind="labels").split(fb.partition.iid(), clients=3)
+    fitted = fb.fit("linear", clients, method=fb.methods.fedavg(epochs=1), rounds=1)
+    page = page_of(fb.save(fitted, tmp_path / "run", network="linear"))
+    assert "exact match of the kept" in page
+    assert "Mean exact match over all shares kept" in page
+    assert "accuracy of the kept" not in page
 
 
 def test_a_config_beyond_all_size_is_named_and_not_read(tmp_path):

@@ -81,6 +81,7 @@ def retained(m: Material) -> Section | None:
     areas: dict[tuple[int, str], float] = {}
     runs = [run for run in m.runs if run.predictions]
     real = bool(runs) and all(kind_of(run.predictions) == "real" for run in runs)
+    score = "exact match" if runs and all(kind_of(run.predictions) == "labels" for run in runs) else "accuracy"
     for part, title in PARTS.items():
         lines = []
         for run in runs:
@@ -100,14 +101,14 @@ def retained(m: Material) -> Section | None:
             up = ticks(min(bounds(line.y for line in lines)[0], 0.95), 1.0)
         if not any(len(np.unique(line.y)) > 1 for line in lines):
             continue  # a measure that is the same for all rows sorts nothing
-        label = "RMSE of the kept ↓" if real else "accuracy of the kept ↑"
+        label = "RMSE of the kept ↓" if real else f"{score} of the kept ↑"
         chart = line_chart(f"Retention by {title}", lines, "share kept", label, across=UNIT, up=up)
         if chart:
             figures.append(Figure(f"retention-{part}", f"By {title}", chart))
     if not figures:
         return None
     if not real:
-        figures.append(_areas(runs, areas))
+        figures.append(_areas(runs, areas, score))
     lead = (
         "Hand the most uncertain predictions to someone else and keep the rest: from right to left fewer are kept. "
         + ("A curve that falls" if real else "A curve that climbs")
@@ -118,7 +119,7 @@ def retained(m: Material) -> Section | None:
     return Section("retention", "Retention", lead, figures)
 
 
-def _areas(runs: list[Shown], areas: dict[tuple[int, str], float]) -> Card:
+def _areas(runs: list[Shown], areas: dict[tuple[int, str], float], score: str) -> Card:
     parts = [part for part in PARTS if any((run.number, part) in areas for run in runs)]
     head = "".join(f"<th scope=col>by {PARTS[part]}&nbsp;↑</th>" for part in parts)
     rows = []
@@ -126,7 +127,7 @@ def _areas(runs: list[Shown], areas: dict[tuple[int, str], float]) -> Card:
         values = [areas.get((run.number, part)) for part in parts]
         cells = "".join(f"<td>{'–' if v is None else f'{v:.4f}'}</td>" for v in values)
         rows.append(f'<tr class="r{run.number}"><th scope=row>{key(run)}</th>{cells}</tr>')
-    return Card("Mean accuracy over all shares kept", table(head, rows))
+    return Card(f"Mean {score} over all shares kept", table(head, rows))
 
 
 def plane(m: Material) -> Section | None:
