@@ -9,7 +9,7 @@ import fedbayes as fb
 from fedbayes.errors import InputError
 from fedbayes.evaluate.unseen import quantile
 from fedbayes.experiments.experiment import Experiment
-from fedbayes.export.predictions import predict_file
+from fedbayes.export.predictions import predict_file, prediction_table
 from fedbayes.runs.folder import run
 
 
@@ -61,6 +61,29 @@ def test_a_csv_file_holds_what_the_arrays_hold(digits, tmp_path):
     assert [int(r["class"]) for r in rows] == arrays["probs"].argmax(1).tolist()
     np.testing.assert_allclose([float(r["epistemic"]) for r in rows], arrays["epistemic"].sum(1), rtol=1e-5)
     assert [r["ood"] == "1" for r in rows] == flags.outside.tolist()
+
+
+def test_a_row_of_several_labels_has_those_above_one_half(tmp_path, monkeypatch):
+    (tmp_path / "signs.py").write_text(
+        "import torch, fedbayes as fb\n"
+        "def signs():\n"
+        "    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))\n"
+        "    return fb.data.from_arrays(x, x > 0, x, x > 0, kind='labels')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    x = Experiment(data="signs:signs", network="linear", method="fedavg", clients=2, rounds=30, options={"lr": 0.5})
+    run(x, tmp_path / "run")
+    source = written(tmp_path, np.array([[5.0, -5, 5], [-5, -5, -5]]), "csv")
+    arrays, _ = predict_file(tmp_path / "run", source, tmp_path / "out.csv")
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [row["labels"] for row in rows] == ["0|2", ""]
+    assert "class" not in rows[0]
+    shown = prediction_table(arrays)
+    assert [column.header for column in shown.columns] == ["row", "labels", "aleatoric", "epistemic"]
+    both, none = shown.columns[1].cells
+    assert both.startswith("0 ")
+    assert ", 2 " in both
+    assert none == "none"
 
 
 @pytest.mark.parametrize("measure", ["entropy", "epistemic", "distance"])

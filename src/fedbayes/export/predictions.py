@@ -48,7 +48,7 @@ def predict_file(
     data = run.task.clients.data
     x = read_inputs(source, data)
     p = run.predict(x, draws=draws)
-    arrays = prediction_arrays(p)
+    arrays = {"kind": np.array(p.kind), **prediction_arrays(p)}
     if data.class_names:
         arrays["class_names"] = np.array(data.class_names, dtype=str)
     flags = flagged(run, run.stored(x), p, ood, draws=draws) if ood else None
@@ -81,14 +81,19 @@ def _measure(arrays: Arrays, name: str) -> np.ndarray:
 
 
 def as_csv(arrays: Arrays) -> str:
-    """One line per row: the first choice, probabilities or means, traces of the parts, entropies, the flag."""
+    """One line per row: the first choice, probabilities or means, traces of the parts, entropies, the flag.
+
+    Where a row may have several labels, those above one half stand for the first choice.
+    """
     centre = arrays[_centre(arrays)]
     columns: dict[str, list[object]] = {"row": list(range(len(centre)))}
     if "probs" in arrays:
         names = arrays["class_names"].tolist() if "class_names" in arrays else list(map(str, range(centre.shape[1])))
-        first = centre.argmax(-1)
-        columns["class"] = [names[c] for c in first]
-        columns["confidence"] = _plain(centre.max(-1))
+        if _several(arrays):
+            columns["labels"] = ["|".join(names[c] for c in np.flatnonzero(row > 0.5)) for row in centre]
+        else:
+            columns["class"] = [names[c] for c in centre.argmax(-1)]
+            columns["confidence"] = _plain(centre.max(-1))
         columns |= {f"p_{name}": _plain(centre[:, c]) for c, name in enumerate(names)}
     elif "survival" in arrays:
         parts = {"alive": centre, "low": arrays["low"], "high": arrays["high"]}
@@ -115,6 +120,11 @@ def as_csv(arrays: Arrays) -> str:
     return text.getvalue()
 
 
+def _several(arrays: Arrays) -> bool:
+    """Whether a row may have several labels, or none."""
+    return "kind" in arrays and str(arrays["kind"]) == "labels"
+
+
 def _centre(arrays: Arrays) -> str:
     """What the prediction itself is called."""
     return next(name for name in ("probs", "survival", "mean") if name in arrays)
@@ -127,8 +137,9 @@ def _plain(values: np.ndarray) -> list[object]:
 def prediction_table(arrays: Arrays) -> Table:
     """The first rows of a prediction for reading."""
     table = Table(box=box.SIMPLE_HEAD)
-    classes, marked = "probs" in arrays, "ood" in arrays
-    what = "class" if classes else "survival by time" if "survival" in arrays else "mean"
+    several, marked = _several(arrays), "ood" in arrays
+    classes = "probs" in arrays and not several
+    what = "labels" if several else "class" if classes else "survival by time" if "survival" in arrays else "mean"
     titles = ["row", what, *(["probability"] if classes else []), "aleatoric", "epistemic"]
     held = next((name for name in ("set", "interval_low", "outlives") if name in arrays), None)
     if held:
@@ -140,7 +151,10 @@ def prediction_table(arrays: Arrays) -> Table:
         parts = [f"{float(arrays[part][i].sum()):.4g}" for part in ("aleatoric", "epistemic")]
         if classes:
             c = int(centre[i].argmax())
-            prediction = [str(arrays["class_names"][c]) if "class_names" in arrays else str(c), f"{centre[i, c]:.4f}"]
+            prediction = [_name(arrays, c), f"{centre[i, c]:.4f}"]
+        elif several:
+            likely = [f"{_name(arrays, c)} {centre[i, c]:.4f}" for c in np.flatnonzero(centre[i] > 0.5)]
+            prediction = [", ".join(likely) or "none"]
         else:
             prediction = [", ".join(f"{v:.4g}" for v in centre[i])]
         if held:
@@ -159,5 +173,8 @@ def _held(arrays: Arrays, held: str, i: int) -> str:
     if held == "interval_low":
         ends = zip(arrays[held][i], arrays["interval_high"][i])
         return ", ".join(f"{low:.4g} to {high:.4g}" for low, high in ends)
-    chosen = np.flatnonzero(arrays["set"][i])
-    return ", ".join(str(arrays["class_names"][c]) if "class_names" in arrays else str(c) for c in chosen)
+    return ", ".join(_name(arrays, c) for c in np.flatnonzero(arrays["set"][i]))
+
+
+def _name(arrays: Arrays, c: int) -> str:
+    return str(arrays["class_names"][c]) if "class_names" in arrays else str(c)
