@@ -254,6 +254,8 @@ def test_what_can_t_be_watched_says_so(blobs, tmp_path):
         fb.watch(blobs, 0).update(torch.zeros(3, 2), [0, 1])
     with pytest.raises(InputError, match="classes from 0 to 3"):
         fb.watch(blobs, 0).update(torch.zeros(1, 2), [9])
+    with pytest.raises(InputError, match="takes no labels: it began so; delete it, and the watch begins anew"):
+        fb.watch(blobs, 0, labels=False).update(torch.zeros(1, 2), [0])
     watch = fb.watch(blobs, 0, folder=tmp_path)
     watch.state.run = "another"
     watch.save()

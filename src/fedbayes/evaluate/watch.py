@@ -61,7 +61,7 @@ class Watch:
         With a folder, what is known is on disk after every piece of rows: a watch that is killed goes on from there.
         """
         x = self.run.stored(x)
-        y = _known(self.run, y, len(x))
+        y = self._labels(y, len(x))
         start = 0
         while start < len(x):
             size = min(PIECE - self.state.rows % PIECE, len(x) - start)
@@ -71,6 +71,14 @@ class Watch:
                 self.save()
             start += size
         return self.alarm
+
+    def _labels(self, y: Any, count: int) -> Tensor | None:
+        """Targets as they are bet on; refused where nothing is, for their change would never be told."""
+        if y is not None and LABEL not in self.scores:
+            several = self.run.task.clients.data.kind == "labels"
+            why = "rows of several labels are watched without them" if several else f"it began so; {watched.MEND}"
+            raise InputError(f"the watch on {self.state.site} takes no labels: {why}")
+        return _known(self.run, y, count)
 
     def _piece(self, x: Tensor, y: Tensor | None, times: Sequence[str]) -> None:
         state = self.state
