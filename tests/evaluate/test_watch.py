@@ -266,6 +266,19 @@ def test_what_can_t_be_watched_says_so(blobs, tmp_path):
         fb.watch(blobs, 0, folder=tmp_path)
 
 
+def test_a_watch_does_not_go_on_with_a_posterior_that_was_fitted_anew(blobs, tmp_path):
+    watch = fb.watch(blobs, 0, folder=tmp_path)
+    watch.update(rows(blobs, 20)[0])
+    method = fb.methods.feduab(draws=5, lr=0.01, epochs=3, batch=30)
+    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 4))
+    anew = fb.fit(net, blobs.task.clients, method=method, rounds=6, engine="loop", evaluate_every=6)
+    with pytest.raises(InputError, match="watches another posterior"):
+        fb.watch(anew, 0, folder=tmp_path)
+    watch.state.run = "feduab, round 6"  # as an earlier version wrote it
+    watch.save()
+    assert fb.watch(blobs, 0, folder=tmp_path).state.rows == 20
+
+
 def test_a_file_that_can_t_be_read_is_named_and_the_others_are_on_the_page(blobs, tmp_path):
     watch = fb.watch(blobs, 0, folder=tmp_path)
     watch.update(rows(blobs, 20)[0])

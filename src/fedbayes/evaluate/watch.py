@@ -21,7 +21,7 @@ from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
 from fedbayes.runs import martingale as bets
 from fedbayes.runs import watched
-from fedbayes.runs.calibrated import scale_of
+from fedbayes.runs.calibrated import posterior_of, scale_of
 from fedbayes.runs.watched import Alarm, Channel, State
 from fedbayes.scores.conformal import label_scores, normalised_residual, survival_residual
 from fedbayes.training.run import Run
@@ -131,7 +131,8 @@ def watch(
     check_whole(run)
     name = _name(run, site, reference)
     if folder is not None and (state := watched.at(folder, name)) is not None:
-        if state.run != _posterior(run):
+        now = _posterior(run)
+        if state.run not in (now, now.rpartition(", ")[0]):  # an earlier version wrote no checksum
             raise InputError(
                 f"{watched.path_of(folder, name)} watches another posterior; delete it, and the watch begins anew"
             )
@@ -300,5 +301,6 @@ def _known(run: Run, y: Any, count: int) -> Tensor | None:
 
 
 def _posterior(run: Run) -> str:
-    """What names the posterior that is watched: its method and round."""
-    return f"{run.task.method}, round {run.progress.state.round}"
+    """What names the posterior that is watched: its method, its round and its checksum."""
+    known = posterior_of(run)
+    return f"{run.task.method}, round {known['rounds']}, {known['posterior']}"
