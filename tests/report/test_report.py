@@ -283,6 +283,8 @@ def test_rows_of_several_labels_are_kept_by_exact_match(tmp_path):
     assert "exact match of the kept" in page
     assert "Mean exact match over all shares kept" in page
     assert "accuracy of the kept" not in page
+    assert "% have the label" in page  # a bar at .1 is not of rows that are right in one case of ten
+    assert "% right" not in page
 
 
 def test_a_config_beyond_all_size_is_named_and_not_read(tmp_path):

@@ -36,14 +36,19 @@ def calibration(m: Material) -> Section | None:
         "below it over-confident (the red gap), bars above it too modest. Pale bars hold few predictions; the strip "
         "underneath says how many."
     )
+    if any(kind_of(run.predictions) == "labels" for run in runs):
+        lead += " Of several labels each counts: its probability is its confidence, and right is that the row has it."
     return Section("calibration", "Reliability", lead, figures) if figures else None
 
 
 def _reliability(run: Shown) -> Drawing:
     bins = reliability(*confidences(run.predictions))
-    axes = Axes(UNIT, UNIT, "confidence", "accuracy ↑", size=(360, 290))
+    several = kind_of(run.predictions) == "labels"
+    sureness, share_right = ("probability of a label", "rows with it") if several else ("confidence", "accuracy ↑")
+    axes = Axes(UNIT, UNIT, sureness, share_right, size=(360, 290))
     for lower, upper, rows, sure, hits in zip(*bins):
-        hint = f"{run.name}: {rows} predictions of confidence {sure:.2f} on average, {hits:.1%} right"
+        of, met = ("probability", "have the label") if several else ("confidence", "right")
+        hint = f"{run.name}: {rows} predictions of {of} {sure:.2f} on average, {hits:.1%} {met}"
         axes.box((lower, upper), (0, hits), run.ink, opacity=0.3 + 0.5 * min(1.0, rows / 20), hint=hint)
         if sure > hits:
             axes.box((lower, upper), (hits, sure), "wrong", opacity=0.25, hint=hint)
@@ -51,7 +56,7 @@ def _reliability(run: Shown) -> Drawing:
     share = bins.rows / bins.rows.sum()
     gap = float((share * np.abs(bins.confidence - bins.accuracy)).sum())
     axes.marks.append(Text(LEFT + 8, 26, f"ECE {gap:.3f}", ink="ink", size=13, bold=True))
-    drawing = axes.drawing(f"Reliability of {run.name}: accuracy by confidence, ECE {gap:.3f}")
+    drawing = axes.drawing(f"Reliability of {run.name}: {share_right.rstrip(' ↑')} by {sureness}, ECE {gap:.3f}")
     return _with_strip(drawing, run, bins.lower, bins.upper, share)
 
 
