@@ -19,6 +19,7 @@ from fedbayes.evaluate.calibration import held_out, target_spread
 from fedbayes.export.predictions import as_csv, promised
 from fedbayes.export.sets import promises_in, write_sets
 from fedbayes.federation.randomness import Randomness
+from fedbayes.model.predictive import Predictive
 from fedbayes.runs import calibrated
 from fedbayes.runs.evaluation import prediction_arrays
 from fedbayes.scores.label_shift import mix_of_labels
@@ -127,6 +128,16 @@ def test_a_site_of_short_follow_up_promises_no_more_than_it_has_seen(lives):
     assert float(counts.sum()) == pytest.approx(500)
     threshold = scores.conformal_threshold(counts[0], edges, 0.8)
     assert float((time >= scores.survival_lower(p.survival, torch.tensor(p.times), threshold)).double().mean()) > 0.8
+
+
+def test_of_events_and_censorings_at_one_time_the_events_come_first():
+    y = torch.tensor([[1.0, 1], [1, 1], [1, 0], [2, 1]])  # of those left after year 1 half were censored
+    survival = torch.tensor([[0.9, 0.7], [0.8, 0.6], [0.9, 0.6], [0.8, 0.5]])
+    none = torch.zeros_like(survival)
+    p = Predictive(survival, none, none, torch.zeros(4), "survival", times=(1.0, 2.0))
+    edges = torch.tensor([0.55, 0.85, 0.95], dtype=torch.float64)
+    counts = conformal.site_histograms(p, y, "weighted", edges, torch.ones(1), 0.5, 0, 0)
+    assert counts.tolist() == [[pytest.approx(n) for n in (2, 1, 1, 0)]]
 
 
 def test_what_is_written_is_what_is_read(digits, tmp_path):

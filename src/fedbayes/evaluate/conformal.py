@@ -27,6 +27,7 @@ from fedbayes.evaluate.calibration import Held, held_out, target_spread, tempera
 from fedbayes.evaluate.noised import cautious, check_noised, check_public, coarse, noised, noised_hits, source_of
 from fedbayes.model.predictive import Predictive
 from fedbayes.runs.calibrated import Calibrated, class_scores, posterior_of, quantiles_of, scale_of
+from fedbayes.scores.survival import uncensored
 from fedbayes.training.run import Run
 
 BY_KIND: dict[str, tuple[str, ...]] = {
@@ -173,10 +174,9 @@ def site_histograms(
         values = of.survival_residual(p.survival, times, y[:, 0])
         if score == "observed":
             return of.histogram(values, edges)[None]
-        left = of.kaplan_meier(torch.stack([y[:, 0], 1 - y[:, 1]], 1))
-        before = torch.nextafter(y[:, 0], torch.zeros(1))  # an event comes before a censoring at the same time
+        left = uncensored(y.double(), y[:, 0].double(), before=True)
         last = of.survival_residual(p.survival, times, y[:, 0].max().expand(len(y)))
-        return of.survival_histogram(values, y[:, 1].double() / left.at(before).double(), edges, last)[None]
+        return of.survival_histogram(values, y[:, 1].double() / left, edges, last)[None]
     if score == "quantile":
         low, high = quantiles_of(p, coverage)
         return of.histogram(of.quantile_residual(low, high, spread, y), edges)[None]

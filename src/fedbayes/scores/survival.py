@@ -66,7 +66,7 @@ def concordance_ipcw(
     if beyond:
         late = f"{beyond} of {events} events come later"
         raise ValueError(f"horizon must be at most {end:g}, the last time in censoring: {late}.")
-    weight = counted * _uncensored(known, time, before=True).clamp_min(FLOOR) ** -2
+    weight = counted * uncensored(known, time, before=True).clamp_min(FLOOR) ** -2
     right, pairs = _pairs(inputs.ranked("risk", risk), target, weight)
     if not pairs > 0:
         raise ValueError(
@@ -205,7 +205,7 @@ def _pairs(risk: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor,
     return right, all_pairs
 
 
-def _uncensored(target: Tensor, at: Tensor, *, before: bool, live: Tensor | None = None) -> Tensor:
+def uncensored(target: Tensor, at: Tensor, *, before: bool, live: Tensor | None = None) -> Tensor:
     """G: the Kaplan-Meier chance of not being censored until each time of `at`, or just before it."""
     time, event = target.unbind(1)
     live = torch.ones_like(time) if live is None else live
@@ -232,8 +232,8 @@ def _blocks(values: Tensor, count: Callable[[Tensor], Tensor]) -> Tensor:
 def _brier_terms(survival: Tensor, target: Tensor, times: Tensor, known: Tensor, live: Tensor) -> Tensor:
     """The terms [N, T] of the Brier score; G is that of the `known` targets."""
     time, event = target.unbind(1)
-    own = _uncensored(known, time, before=True, live=live)
-    there = _uncensored(known, times, before=False, live=live)
+    own = uncensored(known, time, before=True, live=live)
+    there = uncensored(known, times, before=False, live=live)
     dead = ((time[:, None] <= times) * event[:, None]) / own.clamp_min(FLOOR)[:, None]
     alive = (time[:, None] > times).double() / there.clamp_min(FLOOR)
     return survival.square() * dead + (1 - survival).square() * alive
