@@ -210,6 +210,7 @@ def test_labels_of_a_stream_are_coded_as_the_target_of_the_tables_was(tmp_path, 
     site = {"a": [float(k) for k in range(40)], "num": [k % 4 for k in range(40)]}
     clients = fb.data.from_tables({"va": site, "bn": site}, "num", labels={"healthy": [0], "ill": [1, 2, 3]})
     run = fb.fit(nn.Linear(*clients.data.shape, 2), clients, method=fb.methods.fedavg(epochs=1), rounds=1)
+    assert fb.watch(run, 1).state.site == fb.watch(run, "1").state.site == "bn"
     path = tmp_path / f"stream.{suffix}"
     path.write_text("a, num\n1,3\n2,0.0\n3,?\n4,ill\n5,7\n".replace(",", sign))
     stream = read_stream(path, run, label="num")

@@ -253,6 +253,8 @@ def _name(run: Run, site: int | str, reference: str) -> str:
     if str(site) in names:
         return str(site)
     if reference == "own":
+        if str(site).isdecimal() and int(site) < len(names):
+            return names[int(site)]
         raise unknown("site", str(site), names)
     return str(site)
 
