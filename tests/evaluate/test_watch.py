@@ -255,6 +255,11 @@ def test_what_can_t_be_watched_says_so(blobs, tmp_path):
         fb.watch(blobs, 0).update(torch.zeros(3, 2), [0, 1])
     with pytest.raises(InputError, match="classes from 0 to 3"):
         fb.watch(blobs, 0).update(torch.zeros(1, 2), [9])
+    with pytest.raises(InputError, match="classes from 0 to 3"):
+        fb.watch(blobs, 0).update(torch.zeros(1, 2), [1.5])
+    (tmp_path / "s.csv").write_text("a,b,y\n1,2,ill\n")
+    with pytest.raises(InputError, match="'ill' is no label; there are 0 to 3"):
+        read_stream(tmp_path / "s.csv", blobs, label="y")
     with pytest.raises(InputError, match="takes no labels: it began so; delete it, and the watch begins anew"):
         fb.watch(blobs, 0, labels=False).update(torch.zeros(1, 2), [0])
     watch = fb.watch(blobs, 0, folder=tmp_path)

@@ -64,4 +64,5 @@ def _label(text: str, data: Dataset, source: Path) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise InputError(f"{source}: {text[:40]!r} is no label; there are {', '.join(names)[:200]}") from error
+        there = ", ".join(names)[:200] or (f"0 to {data.classes - 1}" if data.kind == "classes" else "numbers")
+        raise InputError(f"{source}: {text[:40]!r} is no label; there are {there}") from error

@@ -292,7 +292,7 @@ def _known(run: Run, y: Any, count: int) -> Tensor | None:
         raise InputError(f"y has {len(y)} targets for {count} rows; give one per row, nan where it is not known")
     if data.kind == "classes":
         there = y[~y.isnan()]
-        if len(there) and not bool(((there >= 0) & (there < data.classes)).all()):
+        if not bool(((there >= 0) & (there < data.classes) & (there == there.round())).all()):
             raise InputError(f"y must be classes from 0 to {data.classes - 1}, nan where not known")
     if data.kind in ("real", "survival"):
         y = y.reshape(count, -1)
