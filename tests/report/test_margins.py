@@ -145,3 +145,14 @@ def test_start_up_is_what_the_first_round_took_beyond_a_usual_one():
     assert run.start == pytest.approx(3.9)
     assert run_of([0.1, 0.2], {}, (5.0, 1.0)).start == 0
     assert run_of([0.1] * 3, {}, (0.5, 1.0, 1.0)).start == 0
+
+
+def test_scores_of_survival_have_the_errors_that_scores_by_site_have():
+    names, errors = np.array(["count", "concordance", "nll"]), np.array([0.0, 0.04, 0.1])
+    arrays = {"kind": np.array("survival"), "score_names": names, "scores": np.array([95.0, 0.73, 1.5])}
+    run = RunFiles("a", Path("a"), Experiment(), [], {**arrays, "score_errors": errors})
+    one, other = margins(run), margins(run)
+    assert (one["concordance"].error, one["nll"].error) == (0.04, 0.1)
+    assert within([(0.728, one["concordance"]), (0.727, other["concordance"])], 0.728) == [True, True]
+    measured = {"concordance": Measured(0.05, 0.0)}  # by `fedbayes evaluate`
+    assert margins(run, measured)["concordance"].error == 0.05

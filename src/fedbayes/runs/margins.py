@@ -64,12 +64,21 @@ def margins(run: RunFiles, measured: Mapping[str, Measured] | None = None) -> di
     arrays = run.evaluation
     known = "labels" in arrays and ("probs" in arrays or "mean" in arrays)
     drawn = resampled(arrays) if known else {}
-    labels, none, measured = (arrays["labels"] if known else np.zeros(0)), np.zeros(0), measured or {}
+    labels, none = (arrays["labels"] if known else np.zeros(0)), np.zeros(0)
+    measured = {**_by_site(arrays, drawn), **(measured or {})}
     moves = {name: between_rounds(run.curve(name)[1]) for name in run.scores}
     return {
         name: Margin(move, drawn.get(name, none), labels, measured.get(name, Measured(0.0, 0.0)))
         for name, move in moves.items()
     }
+
+
+def _by_site(arrays: Arrays, drawn: Mapping[str, np.ndarray]) -> dict[str, Measured]:
+    """Errors over test rows, as scores by site have them, of what is not resampled here: the scores of survival."""
+    if not {"score_names", "score_errors"} <= {*arrays}:
+        return {}
+    errors = zip(arrays["score_names"].tolist(), arrays["score_errors"].astype(float).tolist())
+    return {name: Measured(error, 0.0) for name, error in errors if name not in drawn and math.isfinite(error)}
 
 
 def over_last_rounds(run: RunFiles, noise: Mapping[str, Margin]) -> dict[str, tuple[float, Margin]]:
