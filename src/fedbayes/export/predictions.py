@@ -176,5 +176,5 @@ def _held(arrays: Arrays, held: str, i: int) -> str:
     return ", ".join(_name(arrays, c) for c in np.flatnonzero(arrays["set"][i]))
 
 
-def _name(arrays: Arrays, c: int) -> str:
+def _name(arrays: Arrays, c: int | np.integer) -> str:
     return str(arrays["class_names"][c]) if "class_names" in arrays else str(c)
