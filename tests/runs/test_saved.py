@@ -7,6 +7,7 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.errors import InputError
+from fedbayes.model.likelihood import cox, hazard, mean_variance, normal
 from fedbayes.runs.folder import resume
 
 RANDOM = np.random.default_rng(0)
@@ -56,6 +57,32 @@ def test_what_was_saved_predicts_and_is_scored_as_before(name, tmp_path):
         loaded.scores()
     scored = fb.load(tmp_path / "run", network=None if isinstance(again, str) else again, clients=clients)
     assert scored.scores() == pytest.approx(run.scores(), rel=1e-5)
+
+
+def lives() -> fb.data.Clients:
+    x, ended = RANDOM.normal(size=(60, 3)).astype(np.float32), RANDOM.random((60, 1)) > 0.3
+    y = np.concatenate([RANDOM.exponential(5, (60, 1)), ended], 1).astype(np.float32)
+    return fb.data.from_clients([(x[:30], y[:30]), (x[30:], y[30:])], test=(x, y), kind="survival")
+
+
+LIKELIHOODS = {
+    "a fixed noise": (measurements, 1, normal(0.5)),
+    "a learned noise": (measurements, 1, normal(learn=True)),
+    "mean and variance": (measurements, 2, mean_variance(0.01)),
+    "hazards": (lives, 3, hazard((1, 2, 5), proportional=False)),
+    "cox": (lives, 1, cox((1, 2, 5))),
+}
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_the_likelihood_is_saved_with_the_posterior(name, tmp_path):
+    clients_of, outputs, likelihood = LIKELIHOODS[name]
+    clients = clients_of()
+    run = fb.fit(nn.Linear(3, outputs), clients, method=fb.methods.feduab(epochs=1), rounds=2, likelihood=likelihood)
+    fb.save(run, tmp_path / "run")
+    p, q = (r.predict(clients.data.test_x) for r in (run, fb.load(tmp_path / "run", network=nn.Linear(3, outputs))))
+    for part in ("mean", "epistemic", "aleatoric"):
+        torch.testing.assert_close(getattr(q, part), getattr(p, part))
 
 
 @pytest.fixture(scope="module")

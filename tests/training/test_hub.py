@@ -19,6 +19,7 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.errors import InputError
+from fedbayes.model.likelihood import custom
 from fedbayes.training import published
 from fedbayes.training.hub import place_of
 
@@ -220,9 +221,9 @@ def test_a_place_may_have_a_revision():
 
 
 def test_a_likelihood_of_ones_own_is_not_pushed_as_another(shelf):
-    held = sites("real")
-    run = fb.fit("linear", fb.data.from_clients(held), likelihood="mean_variance", method="fedavg", rounds=1)
-    with pytest.raises(InputError):
+    own = custom(lambda output, y: -(output - y).abs().sum(-1))
+    run = fb.fit("linear", fb.data.from_clients(sites("real")), likelihood=own, method="fedavg", rounds=1)
+    with pytest.raises(InputError, match="a likelihood or preparation of your own"):
         run.push("me/own", network="linear")
     assert not shelf.made
 

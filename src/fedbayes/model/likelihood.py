@@ -26,6 +26,7 @@ class Likelihood(NamedTuple):
     variance of the target under one set of weights; `kind` says how to score ("classes", "labels", "real", "survival").
     `parameters` are learned beside the network, as entries `likelihood.*`. The mean of a survival time is its curve at
     `times`. `absent` is the target of a row that is not there, where rows of a batch are compared with one another.
+    `named` are the name in `LIKELIHOODS` and the options that make it again; of a user's own there are none.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Likelihood(NamedTuple):
     times: tuple[float, ...] = ()
     absent: tuple[float, ...] | None = None
     on: Callable[[torch.device], Likelihood] | None = None  # the same with its constants on a device
+    named: tuple[str, dict[str, Any]] | None = None
 
 
 def categorical() -> Likelihood:
@@ -46,7 +48,7 @@ def categorical() -> Likelihood:
         probs = output.softmax(-1)
         return probs, probs - probs.square()
 
-    return Likelihood("classes", log_prob_of_classes, moments)
+    return Likelihood("classes", log_prob_of_classes, moments, named=("classes", {}))
 
 
 def log_prob_of_classes(output: Tensor, target: Tensor, parameters: Weights) -> Tensor:
@@ -65,7 +67,7 @@ def bernoulli() -> Likelihood:
         probs = output.sigmoid()
         return probs, probs - probs.square()
 
-    return Likelihood("labels", log_prob, moments)
+    return Likelihood("labels", log_prob, moments, named=("labels", {}))
 
 
 def normal(scale: float = 1.0, *, learn: bool = False) -> Likelihood:
@@ -84,7 +86,8 @@ def normal(scale: float = 1.0, *, learn: bool = False) -> Likelihood:
         return output, torch.exp(2 * log_scale(output, parameters)).expand_as(output)
 
     learned = {"log_scale": fixed.clone()} if learn else {}
-    return Likelihood("real", log_prob, moments, learned, scale=None if learn else float(scale))
+    named = ("real", {"scale": float(scale), "learn": learn})
+    return Likelihood("real", log_prob, moments, learned, scale=None if learn else float(scale), named=named)
 
 
 def mean_variance(least: float = 1e-6) -> Likelihood:
@@ -101,7 +104,7 @@ def mean_variance(least: float = 1e-6) -> Likelihood:
         mean, variance = moments(output, parameters)
         return -0.5 * ((target - mean).square() / variance + variance.log() + LOG_2PI).sum(-1)
 
-    return Likelihood("real", log_prob, moments, width=2)
+    return Likelihood("real", log_prob, moments, width=2, named=("mean_variance", {"least": least}))
 
 
 def custom(log_prob: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
@@ -141,7 +144,8 @@ def hazard(
 
     learned = {"baseline": first.logit() / gain}
     on = partial(_bound, hazard, cuts, chances=chances, proportional=proportional)
-    return Likelihood("survival", log_prob, moments, learned, 1 if proportional else len(cuts), times=cuts, on=on)
+    width, named = 1 if proportional else len(cuts), ("hazard", {"times": cuts, "proportional": proportional})
+    return Likelihood("survival", log_prob, moments, learned, width, times=cuts, on=on, named=named)
 
 
 def _bound(make: Callable[..., Likelihood], times: Sequence[float], device: torch.device, **options: Any) -> Likelihood:
@@ -177,7 +181,8 @@ def cox(
 
     learned = {"baseline": (-torch.log1p(-first)).log() / gain}
     on = partial(_bound, cox, cuts, chances=chances)
-    return Likelihood("survival", log_prob, moments, learned, times=cuts, absent=(-1.0, 0.0), on=on)
+    absent, named = (-1.0, 0.0), ("cox", {"times": cuts})
+    return Likelihood("survival", log_prob, moments, learned, times=cuts, absent=absent, on=on, named=named)
 
 
 LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {

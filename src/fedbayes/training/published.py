@@ -29,6 +29,7 @@ from fedbayes.federation.program import FederationState
 from fedbayes.federation.round import predicting
 from fedbayes.files import reading, size_of, text_of, write_atomically
 from fedbayes.model.adapted import is_adapted, merge
+from fedbayes.model.likelihood import LIKELIHOODS, Likelihood
 from fedbayes.model.model import Model, is_static
 from fedbayes.posterior import values
 from fedbayes.posterior.values import Parts, check
@@ -79,12 +80,17 @@ def _try(run: Finished, folder: Path, network: str | None) -> None:
     x = run.task.clients.data.x[:8].cpu()
     again, progress = read(folder, network or run.module())
     told = (run.task, run.parts), (again, predicting(again.program, progress.state))
-    ours, theirs = (predict_with(task, parts, x.to(task.device)).mean.cpu() for task, parts in told)
-    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5):
+    ours, theirs = (predict_with(task, parts, x.to(task.device)).cpu() for task, parts in told)
+    if not (_alike(ours.mean, theirs.mean) and _alike(ours.aleatoric, theirs.aleatoric)):
         raise InputError(
             "what was written does not predict as the run does: a likelihood or preparation of your own can't be "
             "handed on as data; use `fedbayes export`"
         )
+
+
+def _alike(ours: Tensor, theirs: Tensor) -> bool:
+    least = 1e-5 * float(ours.abs().max())
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-4, atol=least)
 
 
 def _about(run: Finished, network: str | None) -> dict[str, Any]:
@@ -98,6 +104,7 @@ def _about(run: Finished, network: str | None) -> dict[str, Any]:
         "seed": run.task.seed,
         "network": network,
         "parts": {part: list(layout.names) for part, layout in program.model.trainable.items()},
+        "likelihood": program.model.likelihood.named,
         "prediction": {name: getattr(program.prediction, name) for name in PREDICTION},
         "data": {
             "name": data.name,
@@ -159,6 +166,7 @@ def read(
         cuts = {str(part): [str(n) for n in names] for part, names in about["parts"].items()}
         number, seed, method = int(about["round"]), int(about["seed"]), str(about["method"])
         network = network if network is not None else about["network"]
+        likelihood = _likelihood(about.get("likelihood"))
     if network is None:
         raise InputError(
             f"{name or folder.name}: give the network that was trained, fb.load(..., network=module): no code is kept"
@@ -171,13 +179,22 @@ def read(
         network = copy.deepcopy(network)
         with reading(folder / FROZEN, MEND):
             network.load_state_dict(weights_in(folder / FROZEN), strict=False)
-    task = prepare(network, clients, method="fedavg", rounds=max(number, 1), seed=seed, device=device, engine="loop")
+    options: dict[str, Any] = {"rounds": max(number, 1), "seed": seed, "device": device, "engine": "loop"}
+    task = prepare(network, clients, method="fedavg", likelihood=likelihood, **options)
     model = _model(task, clients.data, cuts, parts)
     broadcast, beside = apart({part: values.map_tensors(q, lambda t: t.to(task.device)) for part, q in parts.items()})
     said = task.program.prediction._replace(**prediction)
     program = task.program._replace(model=model, initial=broadcast, prediction=said)
     task = replace(task, program=program, elsewhere=_not_here, method=method)
     return task, Progress(FederationState(number, broadcast, kept=beside))
+
+
+def _likelihood(named: Any) -> Likelihood | None:
+    """The library's own by name and options; None: as the targets ask for, which earlier versions took for all."""
+    if named is None:
+        return None
+    name, options = named
+    return LIKELIHOODS[name](**options)
 
 
 def _not_here(federation: Federation) -> Iterator[tuple[int, Any]]:
