@@ -116,6 +116,16 @@ def test_it_is_a_warm_start(home):
     assert run.journal[-1]["train"]["loss"] > 0
 
 
+def test_a_clients_own_model_is_saved_and_predicts_as_before(tmp_path):
+    clients = digits()
+    run = fb.fit(two_layers(), clients, method=fb.methods.fedper(epochs=1), rounds=2).personal(1).as_run
+    fb.save(run, tmp_path / "own")
+    loaded, x = fb.load(tmp_path / "own", network=two_layers()), clients.data.test_x[:7]
+    torch.testing.assert_close(loaded.predict(x).mean, run.predict(x).mean)
+    again = fb.load(fb.save(loaded, tmp_path / "again"), network=two_layers())  # its journal is not there either
+    torch.testing.assert_close(again.predict(x).mean, run.predict(x).mean)
+
+
 def test_personal_methods_are_saved_for_reports_alone_and_say_so(tmp_path):
     run = fb.fit(two_layers(), digits(), method=fb.methods.fedper(epochs=1), rounds=1)
     with pytest.warns(UserWarning, match="is for reports, and holds no posterior: this method has no global model"):

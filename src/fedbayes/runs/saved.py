@@ -72,4 +72,5 @@ def loaded(folder: Path, network: nn.Module | None, clients: Clients | None, dev
             "the run in Python, or train an experiment file by `fedbayes run`"
         )
     task, progress = published.read(folder / MODEL, network, device, name=str(folder), clients=clients)
-    return Run(task, progress, journal.upto(folder, progress.state.round))
+    told = (folder / journal.LINES).is_file()  # a client's own model, and one of the Hub, have no journal
+    return Run(task, progress, journal.upto(folder, progress.state.round) if told else [])
