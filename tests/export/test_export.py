@@ -71,10 +71,23 @@ def table_network():
     return nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
+class Namesakes(nn.Module):
+    """Weights with names by which an export might call what is not the network's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.units, self.noise = nn.Linear(10, 1), nn.Module(), nn.Parameter(torch.full((2, 1), 0.5))
+        self.units.shift, self.units.scale = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.body(x) * self.units.scale + self.units.shift + self.noise.sum()
+
+
 CASES = {
     "bytes, BatchNorm, a buffer": lambda: fitted(Norms(), images()),
     "tokens": lambda: fitted(text_network(), tokens()),
     "units of inputs and targets": lambda: fitted(table_network(), fb.data.load("diabetes")),
+    "weights named units and noise": lambda: fitted(Namesakes(), fb.data.load("diabetes")),
     "a learned noise": lambda: fitted(table_network(), fb.data.load("diabetes"), likelihood=normal(learn=True)),
     "a point": lambda: fitted(Norms(), images(), "fedavg"),
     "a full covariance": lambda: fitted(

@@ -37,9 +37,8 @@ class Predictor(torch.nn.Module):
         super().__init__()
         for i, name in enumerate(NAMES):
             self.register_buffer(f"tensor{{i}}", tensors[name])
-        for name in ("shift", "scale"):
-            self.register_buffer(name, tensors.get(f"units.{{name}}"))
-        self.register_buffer("noise", tensors.get("noise"))
+        for name in ("shift", "scale", "noise"):
+            self.register_buffer(name, tensors.get(f".{{name}}"))  # no weight's name begins with a dot
 
     def forward(self, x):
         stacked = [getattr(self, f"tensor{{i}}") for i in range(len(NAMES))]

@@ -233,9 +233,9 @@ def _write_plain(folder: Path, predictor: Predictor, x: Tensor) -> list[Path]:
         tensors[name] = each[0][None].clone() if same else torch.stack(each).contiguous()
         order.append(name)
     if predictor.has_units:
-        tensors |= {"units.shift": predictor.shift.clone(), "units.scale": predictor.spread.clone()}  # type: ignore[operator]
+        tensors |= {".shift": predictor.shift.clone(), ".scale": predictor.spread.clone()}  # type: ignore[operator]
     if predictor.noise is not None:
-        tensors["noise"] = predictor.noise.clone()  # type: ignore[operator]
+        tensors[".noise"] = predictor.noise.clone()  # type: ignore[operator]
     write_atomically(folder / TENSORS, pack_safetensors(tensors))
     code = one.graph_module.graph.python_code("self").src
     text = plain_file(code, order, inspect.getsource(summary), predictor.kind, TENSORS)
