@@ -71,6 +71,21 @@ def table_network():
     return nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
+class Centred(nn.Module):
+    """Inputs less their mean in training, which is no part of the network's state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(192, 3)
+        self.register_buffer("centre", torch.zeros(192), persistent=False)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.training:
+            self.centre.mul_(0.5).add_(x.mean(0).detach())
+        return self.head(x - self.centre)
+
+
 class Namesakes(nn.Module):
     """Weights with names by which an export might call what is not the network's."""
 
@@ -88,6 +103,7 @@ CASES = {
     "tokens": lambda: fitted(text_network(), tokens()),
     "units of inputs and targets": lambda: fitted(table_network(), fb.data.load("diabetes")),
     "weights named units and noise": lambda: fitted(Namesakes(), fb.data.load("diabetes")),
+    "a buffer outside the state dict": lambda: fitted(Centred(), images(), "fedavg"),
     "a learned noise": lambda: fitted(table_network(), fb.data.load("diabetes"), likelihood=normal(learn=True)),
     "a point": lambda: fitted(Norms(), images(), "fedavg"),
     "a full covariance": lambda: fitted(
@@ -133,6 +149,13 @@ def test_the_mean_is_the_network_at_the_posterior_mean(tmp_path):
     network.load_state_dict({name: q.mean for name, q in run.posterior.named().items()})
     torch.testing.assert_close(made["probs"], network(x).softmax(-1))
     assert not made["epistemic"].any()
+
+
+def test_a_module_has_buffers_that_are_outside_the_state_dict():
+    run = fitted(Centred(), images(), "fedavg")
+    data = run.task.clients.data
+    probs = run.module()(data.prepare(data.test_x)).softmax(-1)
+    torch.testing.assert_close(probs, run.predict(data.test_x).probs)
 
 
 def test_tensors_have_the_networks_own_names(tmp_path):

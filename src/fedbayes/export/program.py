@@ -23,7 +23,7 @@ from fedbayes.federation.kept import NOISE_PART
 from fedbayes.files import write_atomically
 from fedbayes.model import peft
 from fedbayes.model.adapted import is_adapted, merge
-from fedbayes.model.call import arguments_of, tensor_in
+from fedbayes.model.call import arguments_of, fill, tensor_in
 from fedbayes.model.model import Model
 from fedbayes.model.predictive import draw_weights
 from fedbayes.posterior.values import Gaussian
@@ -44,8 +44,7 @@ class Member(nn.Module):
         frozen = {name for weights in model.frozen.values() for name in weights}
         held = {id(p): p for name, p in model.still.named_parameters() if name in frozen}  # one body for all members
         self.network = copy.deepcopy(model.still, held)
-        own = {name: t for name, t in weights.items() if not name.startswith("likelihood.")}
-        self.network.load_state_dict(own, strict=False)
+        fill(self.network, weights)
         for name, t in weights.items():
             if name.startswith("likelihood."):
                 self.register_buffer(name.replace(".", "_"), t.clone())
@@ -159,7 +158,7 @@ def export_adapters(run: Run, folder: str | Path) -> list[Path]:
     network = copy.deepcopy(model.module).cpu()
     parts = {part: run.parts[part] for part in model.layouts}
     means = model.weights({part: q.mean.cpu() for part, q in parts.items()})
-    network.load_state_dict({n: t for n, t in means.items() if not n.startswith("likelihood.")}, strict=False)
+    fill(network, means)
     for name, weight in network.named_parameters():
         weight.requires_grad_(any(name in layout.names for layout in model.trainable.values()))
     gaussians = {part: q for part, q in parts.items() if isinstance(q, Gaussian)}

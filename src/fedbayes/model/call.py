@@ -95,6 +95,13 @@ def _move(tensor: Tensor, assigned: Any) -> None:
 NEEDED = "make_inputs_require_grads"  # the hook by which transformers starts recomputation at the embeddings
 
 
+def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Write weights and buffers into a module; those that its state dict leaves out are written too."""
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name in own.keys() & weights.keys():  # the likelihood's weights are not the module's
+        own[name].data = weights[name].detach().to(own[name], copy=True)
+
+
 def plain_gradients(module: nn.Module) -> bool:
     """Switch off, in place, the recomputation that transformers' modules do, and say whether it was on.
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from fedbayes.errors import InputError
 from fedbayes.model.adapted import merge
+from fedbayes.model.call import fill
 from fedbayes.model.order import as_written
 from fedbayes.model.predictive import draw_weights
 from fedbayes.posterior.values import Draws, Parts
@@ -31,6 +32,5 @@ def module_of(task: Task, parts: Parts, draw: int | None = None) -> nn.Module:
         drawn = draw_weights(own, max(draw + 1, task.program.prediction.draws), task.seed, "predict")
         vectors = {part: t[draw] for part, t in drawn.items()}
     network = as_written(copy.deepcopy(model.module).cpu())
-    weights = {n: t.cpu() for n, t in model.weights(vectors).items() if not n.startswith("likelihood.")}
-    network.load_state_dict(weights, strict=False)
+    fill(network, model.weights(vectors))
     return merge(network).requires_grad_(True).eval()
