@@ -151,6 +151,23 @@ def test_the_mean_is_the_network_at_the_posterior_mean(tmp_path):
     assert not made["epistemic"].any()
 
 
+class HalfHead(nn.Module):
+    """A head in half precision over a layer of float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(192, 8), nn.Linear(8, 3).to(torch.bfloat16)
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)).to(torch.bfloat16))
+
+
+def test_probabilities_of_half_precision_are_rounded_no_more_than_the_network():
+    run = fitted(HalfHead(), images(), "fedavg", frozen=("head.*",))
+    x = run.task.clients.data.test_x
+    torch.testing.assert_close(predictor_of(run, "mean")(x)["probs"], run.predict(x).probs)
+
+
 def test_a_module_has_buffers_that_are_outside_the_state_dict():
     run = fitted(Centred(), images(), "fedavg")
     data = run.task.clients.data

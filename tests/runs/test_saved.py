@@ -116,6 +116,17 @@ def test_it_is_a_warm_start(home):
     assert run.journal[-1]["train"]["loss"] > 0
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_a_network_in_half_precision_predicts_in_float32_and_is_saved(kind, tmp_path):
+    clients = digits()
+    run = fb.fit(two_layers().to(kind), clients, method=fb.methods.feduab(epochs=1), rounds=1)
+    p = run.predict(clients.data.test_x)
+    assert p.probs.dtype == torch.float32
+    torch.testing.assert_close(p.probs.sum(1), torch.ones(len(p.probs)))
+    loaded = fb.load(fb.save(run, tmp_path / "run"), network=two_layers().to(kind))
+    torch.testing.assert_close(loaded.predict(clients.data.test_x).probs, p.probs)
+
+
 def test_a_clients_own_model_is_saved_and_predicts_as_before(tmp_path):
     clients = digits()
     run = fb.fit(two_layers(), clients, method=fb.methods.fedper(epochs=1), rounds=2).personal(1).as_run

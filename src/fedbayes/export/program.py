@@ -54,8 +54,8 @@ class Member(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         model = self.model[0]
         args, names = arguments_of(model.inputs(x))
-        output = tensor_in(self.network(*args, **names))
-        return model.likelihood.moments(output, {name: getattr(self, name.replace(".", "_")) for name in self.taken})
+        output = tensor_in(self.network(*args, **names)).to(model.dtype)
+        return model.moments(output, {name: getattr(self, name.replace(".", "_")) for name in self.taken})
 
 
 def summary(

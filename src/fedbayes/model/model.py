@@ -275,6 +275,11 @@ class Model:
             y = torch.stack([torch.where(mask, y[..., i], value) for i, value in enumerate(absent)], -1)
         return self.likelihood.log_prob(output, y, weights)
 
+    def moments(self, output: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the target, not in half precision: of its probabilities three digits would be left."""
+        half = output.dtype in (torch.bfloat16, torch.float16)
+        return self.likelihood.moments(output.float() if half else output, weights)
+
     def nll(self, output: Tensor, y: Tensor, mask: Tensor | None, weights: Weights) -> Tensor:
         """Mean negative log-likelihood over the live rows of a batch."""
         if mask is None and self.likelihood.log_prob is log_prob_of_classes and output.dim() == 2 and alone():

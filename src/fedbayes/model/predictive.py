@@ -186,7 +186,7 @@ def predictive(
             for start in range(0, max(len(x), 1), many):
                 rows, place = x[start : start + many], (seed, "predict", start)
                 means, variances = each_draw(
-                    model, drawn, rows, model.likelihood.moments, place, dropout=dropout, classifier=classifier
+                    model, drawn, rows, model.moments, place, dropout=dropout, classifier=classifier
                 )
                 pieces.append(_summaries(means, variances, model.likelihood.kind))
             return tuple(torch.cat(column) for column in zip(*pieces))
@@ -241,8 +241,8 @@ def _linear(model: Model, parts: Mapping[str, Posterior], x: Tensor) -> Predicti
     with torch.no_grad():
         weights = model.weights({part: mean for part, (mean, _) in moments.items()})
         spreads = model.weights({part: variance for part, (_, variance) in moments.items()})
-        mean, aleatoric = model.likelihood.moments(model.output(weights, x), weights)
-        epistemic = model.as_seen.output(spreads, model.inputs(x).square())
+        mean, aleatoric = model.moments(model.output(weights, x), weights)
+        epistemic = model.as_seen.output(spreads, model.inputs(x).square()).to(mean)
     return Predictive(mean, aleatoric, epistemic, mean.new_zeros(len(mean)), model.likelihood.kind)
 
 
