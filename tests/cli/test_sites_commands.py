@@ -94,6 +94,20 @@ def test_what_is_measured_of_a_posterior_is_not_used_of_another(home, tmp_path):
     assert gather([folder]).runs[0].calibration
 
 
+def test_promises_are_of_what_predicts_as_the_run_does(home, tmp_path):
+    folder, x = tmp_path / "run", tmp_path / "x.npy"
+    shutil.copytree(home, folder)
+    np.save(x, fb.data.load("digits").test_x[:3].numpy())
+    call("calibrate", folder)
+    for i, changed in enumerate((["--what", "mean"], ["--draws", 3])):
+        assert "left out" in call("export", folder, "--output", tmp_path / str(i), *changed)
+        assert not (tmp_path / str(i) / "sets.json").exists()
+    call("export", folder, "--output", tmp_path / "whole")
+    assert (tmp_path / "whole" / "sets.json").exists()
+    with pytest.raises(InputError, match=r"own \d+ draws, not of 3"):
+        call("predict", folder, "--input", x, "--sets", "--draws", 3)
+
+
 def test_promises_of_another_run_are_refused_and_those_of_before_are_taken(home, tmp_path):
     run = fb.load(home)
     made = fb.conformal.fit(run)

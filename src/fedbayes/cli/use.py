@@ -88,7 +88,7 @@ def export(
     """The trained network as files that need no fedbayes: a torch.export program, safetensors and a PyTorch file."""
     from fedbayes.export.program import PEFT, export_adapters
     from fedbayes.export.program import export as write
-    from fedbayes.export.sets import promises_in, write_sets
+    from fedbayes.export.sets import promises_in, told_by, write_sets
     from fedbayes.runs.calibrated import FILE
     from fedbayes.runs.folder import load
     from fedbayes.runs.home import home_of
@@ -102,6 +102,9 @@ def export(
     promises = promises_in(home, run) if client is None else None
     if client is not None and (home / FILE).is_file():
         out.print("the run's promises are of its global model, and are left out", style="dim")
+    if promises is not None and not told_by(run, what, draws):
+        promises = None
+        out.print("the run's promises are of all its draws together, and are left out", style="dim")
     if client is not None:
         run = run.personal(int(client) if client.isdecimal() else client).as_run
     for path in export_adapters(run, output) if what == PEFT else write(run, output, what, draws=draws, onnx=onnx):

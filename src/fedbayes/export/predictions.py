@@ -14,6 +14,7 @@ from rich.table import Table
 from fedbayes.data.inputs import read_inputs
 from fedbayes.errors import InputError
 from fedbayes.evaluate.unseen import Flags, flagged
+from fedbayes.export.sets import told_by
 from fedbayes.files import write_atomically
 from fedbayes.model.predictive import Predictive
 from fedbayes.runs import calibrated
@@ -45,6 +46,9 @@ def predict_file(
         raise InputError(f"output {output} must end in .npz or .csv")
     run = load(folder, device=device)
     promise = calibrated.read(home_of(folder), run) if sets else None
+    if promise is not None and not told_by(run, "ensemble", draws):
+        own = run.task.program.prediction.draws
+        raise InputError(f"the promises are of the run's own {own} draws, not of {draws}: leave out --draws, or --sets")
     data = run.task.clients.data
     x = read_inputs(source, data)
     p = run.predict(x, draws=draws)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbayes.files import write_atomically
+from fedbayes.posterior.values import Point
 from fedbayes.runs import calibrated
 from fedbayes.training.run import Run
 
@@ -77,6 +78,14 @@ def outlived(curves, limit):
 def promises_in(home: str | Path, run: Run) -> calibrated.Calibrated | None:
     """The promises of a run's folder, None where it is not calibrated; refused where they are of another posterior."""
     return calibrated.read(home, run) if (Path(home) / calibrated.FILE).is_file() else None
+
+
+def told_by(run: Run, what: str, draws: int | None) -> bool:
+    """Whether an export predicts as the run does, whose promises then hold for it."""
+    prediction = run.task.program.prediction
+    if all(isinstance(run.parts[part], Point) for part in run.task.program.model.layouts) and not prediction.dropout:
+        return True
+    return what == "ensemble" and draws in (None, prediction.draws)
 
 
 def write_sets(made: calibrated.Calibrated, folder: str | Path) -> list[Path]:
