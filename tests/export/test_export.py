@@ -184,6 +184,13 @@ def test_tensors_have_the_networks_own_names(tmp_path):
     assert found == {name: (3, *t.shape) for name, t in text_network().state_dict().items()}
 
 
+def test_an_export_into_the_folder_of_another_leaves_nothing_of_it(tmp_path):
+    for name in ("sets.json", "sets.py", "model.onnx", "model.py", "notes.txt"):
+        (tmp_path / name).write_text("of an export before")
+    written = export(fitted(text_network(), tokens()), tmp_path, draws=2)
+    assert {*tmp_path.iterdir()} == {*written, tmp_path / "notes.txt"}
+
+
 def test_what_can_not_be_exported_is_named(tmp_path):
     run = fitted(text_network(), tokens())
     with pytest.raises(InputError, match=r"student.*ensemble, mean"):

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from fedbayes.errors import InputError, unknown
+from fedbayes.export import sets
 from fedbayes.export.plain import plain_file
 from fedbayes.federation.kept import NOISE_PART
 from fedbayes.files import write_atomically
@@ -146,6 +147,9 @@ def export(
     if onnx:
         _write_onnx(program, folder / ONNX, list(predictor(x)))
         paths.append(folder / ONNX)
+    for name in (TENSORS, PLAIN, ONNX, sets.TABLE, sets.CODE):  # of an export before, of another posterior
+        if folder / name not in paths:
+            (folder / name).unlink(missing_ok=True)
     return paths
 
 
