@@ -184,6 +184,16 @@ def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype
     return shape, fortran, dtype
 
 
+def new_folder(path: str | Path) -> Path:
+    """A folder that is there, made where it is not; refused where a file has its place."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"{path} is a file, or below one, and no folder; give another") from error
+    return path
+
+
 def write_atomically(path: str | Path, content: bytes | str | Iterable[bytes | memoryview]) -> None:
     """Write to a temporary file beside it, flush it to disk, rename: neither a reader nor a crash finds half a file."""
     path = Path(path)

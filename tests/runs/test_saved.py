@@ -7,6 +7,7 @@ from torch import nn
 
 import fedbayes as fb
 from fedbayes.errors import InputError
+from fedbayes.export.program import export
 from fedbayes.model.likelihood import cox, hazard, mean_variance, normal
 from fedbayes.runs.folder import resume
 
@@ -125,6 +126,15 @@ def test_a_network_in_half_precision_predicts_in_float32_and_is_saved(kind, tmp_
     torch.testing.assert_close(p.probs.sum(1), torch.ones(len(p.probs)))
     loaded = fb.load(fb.save(run, tmp_path / "run"), network=two_layers().to(kind))
     torch.testing.assert_close(loaded.predict(clients.data.test_x).probs, p.probs)
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(home, tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    run = fb.load(home, network=straight())
+    for place in (tmp_path / "notes.txt", tmp_path / "notes.txt" / "run"):
+        for write in (fb.save, export):
+            with pytest.raises(InputError, match="is a file, or below one"):
+                write(run, place)
 
 
 def test_a_clients_own_model_is_saved_and_predicts_as_before(tmp_path):

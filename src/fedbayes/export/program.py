@@ -21,7 +21,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.export import sets
 from fedbayes.export.plain import plain_file
 from fedbayes.federation.kept import NOISE_PART
-from fedbayes.files import write_atomically
+from fedbayes.files import new_folder, write_atomically
 from fedbayes.model import peft
 from fedbayes.model.adapted import is_adapted, merge
 from fedbayes.model.call import arguments_of, fill, tensor_in
@@ -135,8 +135,7 @@ def export(
     if onnx:
         _check_onnx()
     predictor = predictor_of(run, what, draws).eval()
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = new_folder(folder)
     x = _example(run)
     program = _program(predictor, x)
     torch.export.save(program, folder / PROGRAM)

@@ -20,7 +20,7 @@ from safetensors.torch import save as pack
 from torch import Tensor, nn
 
 from fedbayes.errors import InputError, one_line
-from fedbayes.files import FAULTS, size_of, text_of, write_atomically
+from fedbayes.files import FAULTS, new_folder, size_of, text_of, write_atomically
 from fedbayes.model.adapted_layers import EMBEDDING, TRANSPOSED, A, B, kind_of
 from fedbayes.version import __version__
 
@@ -87,8 +87,7 @@ def write(folder: str | Path, network: nn.Module, scales: Mapping[str, Tensor], 
 
     `scales` are a posterior's by name: they lie in a file of their own, which PEFT does not read.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = new_folder(folder)
     layers = {name: layer for name, layer in network.named_modules() if B in layer._parameters}
     owners = {n.rpartition(".")[0] for n, p in network.named_parameters() if p.requires_grad and not n.endswith((A, B))}
     inside = {

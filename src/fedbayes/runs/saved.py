@@ -13,7 +13,7 @@ from fedbayes.data import Clients
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import Experiment, to_toml
 from fedbayes.experiments.keys import SAVED
-from fedbayes.files import write_atomically
+from fedbayes.files import new_folder, write_atomically
 from fedbayes.runs import coding, evaluation, journal
 from fedbayes.runs.recording import CONFIG
 from fedbayes.training import published
@@ -36,10 +36,9 @@ def save(run: Run, folder: str | Path, *, network: str | None = None) -> Path:
 
     `network` is a name of the library's own, so that nobody has to give it to `fb.load` again.
     """
-    folder, task = Path(folder), run.task
-    if folder.exists() and any(folder.iterdir()):
+    folder, task = new_folder(folder), run.task
+    if any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; give another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     experiment = Experiment(
         data=task.clients.data.name,
         network=SAVED,
