@@ -53,6 +53,12 @@ def test_every_form_of_a_file_gives_the_same(digits, tmp_path, form):
     np.testing.assert_allclose(arrays["probs"], fb.load(digits).predict(x).probs.numpy(), atol=1e-6)
 
 
+def test_numbers_that_are_too_large_for_what_is_stored_are_refused(digits, tmp_path):
+    np.save(tmp_path / "x.npy", np.full((2, 1, 8, 8), 1e300))  # finite, but not in float32
+    with pytest.raises(InputError, match="too large for float32"):
+        predict_file(digits, tmp_path / "x.npy")
+
+
 def test_a_csv_file_holds_what_the_arrays_hold(digits, tmp_path):
     x = fb.data.load("digits").test_x[:30].numpy()
     arrays, flags = predict_file(digits, written(tmp_path, x, "npy"), tmp_path / "out.csv", ood="entropy")

@@ -111,7 +111,12 @@ class Run:
             )
         if data.unusable(x):
             raise InputError("x holds values that are not finite; drop or fill them")
-        stored = x.to(self.task.clients.data.x.dtype)
+        stored = x.to(data.x.dtype)
+        if data.unusable(stored):
+            kind = str(stored.dtype).removeprefix("torch.")
+            raise InputError(
+                f"x holds values too large for {kind}, as the training inputs are stored; drop or fill them"
+            )
         if not stored.is_floating_point() and not torch.equal(stored.to(x.dtype), x):
             kind = str(stored.dtype).removeprefix("torch.")
             raise InputError(f"x holds values that {kind} can't; give inputs as the training inputs were stored")
