@@ -39,6 +39,8 @@ WHOLE = TensorDataset(X, Y)
         [(X[:3], Y[:3]), (X[3:], Y[3:])],
         [Subset(WHOLE, range(3)), Subset(WHOLE, range(3, 6))],
         [TensorDataset(X[:3], Y[:3]), (X[3:].numpy(), Y[3:].tolist())],
+        [(X[:3].numpy().astype(">f4"), Y[:3].numpy().astype(">i8")), (X[3:].numpy().astype(np.longdouble), Y[3:])],
+        [Subset([(x.numpy().astype(">f4"), int(y)) for x, y in WHOLE], rows) for rows in (range(3), range(3, 6))],
         {"north": (X[:3], WORDS[:3]), "south": (X[3:], list(WORDS[3:]))},
         {"north": (X[:3], WORDS[:3].astype(object)), "south": (X[3:], WORDS[3:])},
     ],

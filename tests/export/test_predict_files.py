@@ -35,6 +35,9 @@ def written(folder, x, form):
         case "npy":
             np.save(path.with_suffix(".npy"), x)
             return path.with_suffix(".npy")
+        case "big-endian":
+            np.save(path.with_suffix(".npy"), x.astype(">f4"))
+            return path.with_suffix(".npy")
         case "npz" | "one.npz":
             path = path.with_suffix(".npz")
             np.savez(path, **({"x": x, "y": np.zeros(3)} if form == "npz" else {"anything": x}))
@@ -46,7 +49,7 @@ def written(folder, x, form):
             return path
 
 
-@pytest.mark.parametrize("form", ["npy", "npz", "one.npz", "csv", "named.csv"])
+@pytest.mark.parametrize("form", ["npy", "big-endian", "npz", "one.npz", "csv", "named.csv"])
 def test_every_form_of_a_file_gives_the_same(digits, tmp_path, form):
     x = fb.data.load("digits").test_x[:9].numpy()
     arrays, _ = predict_file(digits, written(tmp_path, x, form))

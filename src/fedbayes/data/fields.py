@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.data.given import native
+
 
 @dataclass(frozen=True)
 class Fields:
@@ -91,7 +93,7 @@ def _named(values: Mapping[str, Any] | tuple[Any, ...]) -> tuple[tuple[str, ...]
     rows = list(values.values()) if isinstance(values, Mapping) else list(values)
     tensors = []
     for place, value in enumerate(rows):
-        t = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        t = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(native(np.asarray(value)))
         if t.dim() == 0:
             raise ValueError(f"field {names[place] if names else place} has no rows: give arrays [n, ...]")
         whole = not t.dtype.is_floating_point and t.dtype not in (torch.uint8, torch.bool)

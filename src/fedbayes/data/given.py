@@ -45,7 +45,7 @@ def stacked(items: Any, where: str, columns: Columns | None = None) -> tuple[Any
         targets = [row[1] for row in rows]
         if isinstance(targets[0], str):
             return x, np.array(targets)
-        return x, torch.stack([torch.as_tensor(np.asarray(y)) for y in targets])
+        return x, torch.stack([torch.as_tensor(native(np.asarray(y))) for y in targets])
     except (TypeError, RuntimeError, IndexError) as error:
         raise ValueError(f"{where}: items must be (x, y) of one shape ({error}): give the set a transform") from error
 
@@ -54,7 +54,9 @@ def _joined(rows: list[Any]) -> Any:
     """Inputs of all rows; of rows that are mappings, those of each field."""
     if isinstance(rows[0], Mapping):
         return {name: _joined([row[name] for row in rows]) for name in rows[0]}
-    return torch.stack([row if isinstance(row, Tensor) else torch.from_numpy(np.array(_planes(row))) for row in rows])
+    return torch.stack(
+        [row if isinstance(row, Tensor) else torch.from_numpy(native(np.array(_planes(row)))) for row in rows]
+    )
 
 
 def _planes(row: Any) -> Any:
@@ -85,6 +87,11 @@ def _columns(names: list[str], where: str) -> Columns:
     )
 
 
+def native(array: np.ndarray) -> np.ndarray:
+    """The same numbers as PyTorch knows them: in this machine's byte order, and long doubles as doubles."""
+    return array.astype(np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("="), copy=False)
+
+
 def tensor_of(values: Any, where: str = "x") -> Tensor:
     """Numbers as a tensor of their own type."""
     if isinstance(values, Tensor):
@@ -95,7 +102,7 @@ def tensor_of(values: Any, where: str = "x") -> Tensor:
             "put the arrays side by side into one, and take it apart in forward"
         )
     try:
-        array = np.ascontiguousarray(values)
+        array = native(np.ascontiguousarray(values))
     except ValueError as error:
         raise ValueError(f"{where} has rows of several shapes ({error}): pad them to one") from error
     if array.dtype.kind not in "fiub":

@@ -15,6 +15,7 @@ from fedbayes.data.coding import Coding
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.fields import Fields
 from fedbayes.data.frames import SiteTable, table_of
+from fedbayes.data.given import native
 from fedbayes.data.site_tables import coded
 from fedbayes.data.values import is_number
 from fedbayes.errors import InputError
@@ -43,7 +44,7 @@ def read_inputs(source: Path, data: Dataset, beside: Sequence[str] = ()) -> Tens
                 f"{source} has {x.shape[1]} columns; an input of {data.name} has {prod(data.shape)} numbers"
             )
         x = x.reshape(-1, *data.shape)
-    return torch.from_numpy(np.ascontiguousarray(x))
+    return torch.from_numpy(native(np.ascontiguousarray(x)))
 
 
 def _with_names(source: Path, coding: Coding) -> SiteTable:

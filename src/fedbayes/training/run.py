@@ -8,11 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedbayes.clients.client import Own
 from fedbayes.data.fields import Fields, has_fields
+from fedbayes.data.given import native
 from fedbayes.data.lists import is_frame
 from fedbayes.data.site_tables import coded
 from fedbayes.engine.choice import tensor_cores
@@ -103,7 +105,7 @@ class Run:
             x = coded(x, data.coding)
         if isinstance(data.prepare, Fields) and has_fields(x):
             x = data.prepare.pack(x)
-        x = torch.as_tensor(x)
+        x = torch.as_tensor(native(x) if isinstance(x, np.ndarray) else x)
         shape = data.shape
         if tuple(x.shape[1:]) != shape:
             raise InputError(
