@@ -91,3 +91,28 @@ def test_a_personal_model_is_a_module_too():
     mine = made.personal(0)
     with torch.no_grad():
         assert torch.allclose(mine.module()(X).softmax(-1), mine.predict(X).probs, atol=1e-6)
+
+
+class Tied(nn.Module):
+    """A weight with two names, and constants that no part holds: a state dict has all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+        self.second.weight = self.first.weight
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x)) @ self.mask.exp())
+
+
+def test_a_state_dict_with_tied_weights_and_masks_is_a_start():
+    first = Tied()
+    begun = fb.fit(Tied(), CLIENTS, method="fedavg", rounds=0, init=first.state_dict())
+    torch.testing.assert_close(dict(begun.state_dict()), dict(first.state_dict()))
+    once = {name: t for name, t in first.state_dict().items() if name != "first.weight"}  # as some files have it
+    begun = fb.fit(Tied(), CLIENTS, method="fedavg", rounds=0, init=once)
+    torch.testing.assert_close(dict(begun.state_dict()), dict(first.state_dict()))
+    for name, says in (("second.weight", "one weight in the network"), ("mask", "constant of another value")):
+        with pytest.raises(InputError, match=says):
+            fb.fit(Tied(), CLIENTS, method="fedavg", rounds=0, init={**first.state_dict(), name: torch.ones(3, 3)})

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbayes.errors import InputError, one_line
 from fedbayes.federation.program import Program
@@ -68,6 +68,7 @@ def _of_tensors(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Po
     """Means from named tensors; what they lack or have too much is an error, but the likelihood's own parameters."""
     parts: dict[str, Posterior] = {}
     known: set[str] = {name for weights in program.model.frozen.values() for name in weights}
+    tensors = _named_once(program, tensors)
     for part, layout in program.model.layouts.items():
         ours = program.initial[part]
         known |= set(layout.names)
@@ -90,3 +91,19 @@ def _of_tensors(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Po
             if name in weights and not torch.equal(weights[name].cpu(), tensors[name].to(weights[name]).cpu()):
                 raise InputError(f"init: {name} is frozen; load it into the network before, by load_state_dict")
     return parts
+
+
+def _named_once(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that have a part: of a tied weight under its first name, and without constants, such as masks."""
+    module, first, kept = program.model.module, dict[int, str](), dict(tensors)
+    travel = {name for part in program.model.static for name in program.model.layouts[part].names}
+    for name, own in [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]:
+        one = first.setdefault(id(own), name)
+        if name not in tensors or (one == name and (isinstance(own, nn.Parameter) or name in travel)):
+            continue
+        value = kept.pop(name)
+        same = kept.setdefault(one, value) if one != name else own.cpu()
+        if not torch.equal(same, value.to(same)):
+            what = f"{name} and {one} are one weight" if one != name else f"{name} is a constant of another value"
+            raise InputError(f"init: {what} in the network; give weights of the same network")
+    return kept
