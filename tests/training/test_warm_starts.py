@@ -116,3 +116,26 @@ def test_a_state_dict_with_tied_weights_and_masks_is_a_start():
     for name, says in (("second.weight", "one weight in the network"), ("mask", "constant of another value")):
         with pytest.raises(InputError, match=says):
             fb.fit(Tied(), CLIENTS, method="fedavg", rounds=0, init={**first.state_dict(), name: torch.ones(3, 3)})
+
+
+@pytest.mark.parametrize("method", ["fedper", "lg_fedavg", "bpfed", "fedper_pf"])
+def test_what_stays_at_home_begins_there_too(method):
+    first = fitted("feduab")
+    network_before = network(1)
+    before = {name: t.clone() for name, t in network_before.state_dict().items()}
+    for init in (first, first.state_dict()):
+        begun = fb.fit(network_before, CLIENTS, method=method, rounds=0, init=init)
+        federation = begun.home
+        own = federation.task.program.client.first(federation.state.broadcast)
+        named = {}
+        for q in (*federation.state.broadcast.values(), *own["home"].values()):
+            named |= q.layout.split(q.mean)
+        for name, tensor in first.state_dict().items():
+            assert torch.allclose(named[name].float(), tensor.float()), name
+    assert all(torch.equal(before[name], t) for name, t in network_before.state_dict().items())
+    with pytest.raises(InputError, match="lacks 2 weights"):
+        fb.fit(network(), CLIENTS, method=method, rounds=0, init={n: t for n, t in before.items() if n[0] != "3"})
+    again = fb.fit(
+        network(), CLIENTS, method=method, rounds=1, init=fb.fit(network(), CLIENTS, method=method, rounds=1)
+    )
+    assert again.journal

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -27,7 +29,7 @@ from fedbayes.federation.schedule import poisson
 from fedbayes.methods import METHODS, Method, Setting, method_named
 from fedbayes.model.adapted import adapt
 from fedbayes.model.adapters import Adapters
-from fedbayes.model.call import apart_from_graphs, plain_gradients
+from fedbayes.model.call import apart_from_graphs, fill, plain_gradients
 from fedbayes.model.likelihood import Likelihood, likelihood_for
 from fedbayes.model.recomputation import mark_blocks, repeated
 from fedbayes.options import options_of, record_of
@@ -47,7 +49,7 @@ from fedbayes.training.server import server_store
 from fedbayes.training.settings import CLIENTS, METHOD, ROWS, Bounding, Judging, Privacy, Scheduling, Training
 from fedbayes.training.task import OnRound, Task, callbacks_of, initial_of
 from fedbayes.training.tested import Finished
-from fedbayes.training.warm import starting_parts
+from fedbayes.training.warm import starting_parts, weights_at_home
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -202,6 +204,10 @@ def prepare(
     bounds = Bounds(cap_precision or None, clip_change, clip_quantile, cap_rows)
     with quick_cpu():  # as in rounds: the network is tried
         program = with_stages(with_bounds(method.build(setting), bounds), stages)
+        if init is not None and (begun := weights_at_home(program, init)):
+            setting, init = replace(setting, network=copy.deepcopy(setting.network)), None
+            fill(setting.network, begun)
+            program = with_stages(with_bounds(method.build(setting), bounds), stages)
     if wanted.private_scores is not None and (data.kind != "classes" or not program.prediction.whole):
         raise InputError("private_scores: accuracy and NLL are of classes, and of a model that all share; leave it out")
     told = Told(rounds, evaluate_every)

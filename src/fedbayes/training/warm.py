@@ -35,6 +35,25 @@ def starting_parts(program: Program, init: Any) -> Mapping[str, Posterior]:
     return _of_tensors(program, init)
 
 
+def weights_at_home(program: Program, init: Any) -> dict[str, Tensor]:
+    """The start by name, for a method whose clients keep weights: no broadcast brings them those. Empty: not needed."""
+    if program.prediction.whole:
+        return {}
+    if hasattr(init, "progress") and hasattr(init, "task"):
+        if all(
+            part in init.broadcast and init.broadcast[part].layout == q.layout for part, q in program.initial.items()
+        ):
+            return {}  # of a run that shared the same
+        init = _named(init.broadcast)
+    tensors = weights_in(Path(init)) if isinstance(init, str | Path) else init
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        return {}
+    model = program.model
+    whole: Parts = {part: Point(vector, model.layouts[part]) for part, vector in model.initial().items()}
+    parts = _of_tensors(program._replace(initial=whole), tensors)
+    return model.weights({part: q.mean for part, q in parts.items()})
+
+
 def weights_in(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, by name."""
     try:
@@ -49,12 +68,15 @@ def weights_in(path: Path) -> dict[str, Tensor]:
 def _of_posteriors(program: Program, theirs: Parts) -> dict[str, Posterior]:
     """Parts of another run of the same network, which may be of another kind, or cut otherwise."""
     if any(q.layout != theirs[part].layout for part, q in program.initial.items() if part in theirs):
-        named = {n: t for q in theirs.values() if q.layout is not None for n, t in q.layout.split(q.mean).items()}
-        return _of_tensors(program, named)
+        return _of_tensors(program, _named(theirs))
     shared = {part: theirs[part] for part in program.initial if part in theirs}
     if not shared:
         raise InputError(f"init: that run has parts {', '.join(theirs)}, this method {', '.join(program.initial)}")
     return {part: _as_kind_of(program.initial[part], q) for part, q in shared.items()}
+
+
+def _named(parts: Parts) -> dict[str, Tensor]:
+    return {n: t for q in parts.values() if q.layout is not None for n, t in q.layout.split(q.mean).items()}
 
 
 def _as_kind_of(ours: Posterior, theirs: Posterior) -> Posterior:
