@@ -111,6 +111,12 @@ def test_another_network_is_refused_and_so_is_going_on(home):
         resume(home)
 
 
+def test_a_network_whose_weights_have_other_names_is_told_so(home):
+    others = nn.Sequential(nn.Flatten(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    with pytest.raises(InputError, match=r"it has no weight '0.bias'; give the network that was trained"):
+        fb.load(home, network=others)
+
+
 def test_it_is_a_warm_start(home):
     loaded = fb.load(home, network=straight())
     run = fb.fit(straight(), measurements(), method="fedavg", rounds=1, init=loaded)

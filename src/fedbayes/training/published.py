@@ -235,7 +235,10 @@ def _model(task: Task, data: Dataset, cuts: Mapping[str, list[str]], parts: Part
     built = task.program.model
     trained = {name for names in cuts.values() for name in names}
     network = merge(built.module)  # statistics that stood still are buffers again
-    frozen = [name for name, _ in network.named_parameters() if name not in trained]
+    own = [name for name, _ in network.named_parameters()]
+    if strange := [name for name in sorted(trained) if name not in own and not name.startswith("likelihood.")]:
+        raise InputError(f"network: it has no weight {strange[0]!r}; give the network that was trained")
+    frozen = [name for name in own if name not in trained]
     try:
         model = Model.of(
             network.requires_grad_(True),
