@@ -90,6 +90,8 @@ def test_what_is_measured_of_a_posterior_is_not_used_of_another(home, tmp_path):
     call("calibrate", folder)
     call("predict", folder, "--input", x, "--sets")
     assert "left out" in call("export", folder, "--output", tmp_path / "own", "--client", 0)
+    with pytest.raises(InputError, match="client 'a': clients have no names, but numbers below 6"):
+        call("export", folder, "--output", tmp_path / "own", "--client", "a")
     assert not (tmp_path / "own" / "sets.json").exists()
     assert gather([folder]).runs[0].calibration
 

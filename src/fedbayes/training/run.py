@@ -146,6 +146,10 @@ class Run:
     def personal(self, client: int | str) -> Personal:
         """The model that a client, by number or by name, makes its own by training on its rows once more."""
         if isinstance(client, str):
+            if not self.task.clients.names:
+                raise InputError(
+                    f"client {client!r}: clients have no names, but numbers below {len(self.task.clients)}"
+                )
             if client not in self.task.clients.names:
                 raise unknown("client", client, self.task.clients.names)
             client = self.task.clients.names.index(client)
