@@ -221,3 +221,25 @@ def test_an_onnx_file_is_written(tmp_path):
     export(fitted(text_network(), tokens()), tmp_path, draws=2, onnx=True)
     outputs = [value.name for value in onnx.load(tmp_path / "model.onnx").graph.output]
     assert outputs == ["probs", "aleatoric", "epistemic", "entropy", "mutual_information"]
+
+
+class Two(nn.Module):
+    """A network of tokens and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.numbers, self.head = nn.Embedding(9, 4), nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, ids, age):
+        return self.head(self.words(ids).mean(1) + self.numbers(age))
+
+
+def test_the_card_says_how_several_tensors_lie_in_a_row(tmp_path):
+    rows = {"ids": torch.arange(24).reshape(6, 4) % 9, "age": torch.randn(6, 2)}
+    run = fb.fit(Two(), [(rows, torch.arange(6) % 2)] * 2, method="fedavg", rounds=1)
+    export(run, tmp_path)
+    fields = json.loads((tmp_path / "model.json").read_text())["input"]["fields"]
+    assert [(f["name"], f["shape"], f["type"]) for f in fields] == [("ids", [4], "int64"), ("age", [2], "float32")]
+    x = torch.cat([rows[f["name"]].flatten(1).float() for f in fields], 1)
+    said = torch.export.load(tmp_path / "model.pt2").module()(x)
+    torch.testing.assert_close(said["probs"], run.predict(rows).probs)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from fedbayes.data.fields import Fields
 from fedbayes.errors import InputError, unknown
 from fedbayes.export import sets
 from fedbayes.export.plain import plain_file
@@ -260,7 +261,7 @@ def _card(run: Run, what: str, predictor: Predictor, x: Tensor) -> dict[str, Any
         "members": len(predictor.members),
         "data": data.name,
         "kind": data.kind,
-        "input": {"shape": ["N", *data.shape], "type": str(x.dtype).removeprefix("torch.")},
+        "input": {"shape": ["N", *data.shape], "type": _name(x.dtype), **_fields(data.prepare)},
         "outputs": list(predictor(x)),
         "columns": list(data.columns),
         **({} if data.coding is None else {"coding": data.coding.as_table()}),
@@ -268,6 +269,19 @@ def _card(run: Run, what: str, predictor: Predictor, x: Tensor) -> dict[str, Any
         **({"times": list(run.task.program.model.likelihood.times)} if data.kind == "survival" else {}),
         "rounds": run.progress.state.round,
     }
+
+
+def _fields(prepare: Any) -> dict[str, Any]:
+    """Of rows of several tensors what lies side by side in a row, each flattened, in this order."""
+    if not isinstance(prepare, Fields):
+        return {}
+    names = prepare.names or tuple(map(str, range(len(prepare.shapes))))
+    rows = zip(names, prepare.shapes, prepare.dtypes)
+    return {"fields": [{"name": name, "shape": list(shape), "type": _name(kind)} for name, shape, kind in rows]}
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 def _write_onnx(program: ExportedProgram, path: Path, outputs: list[str]) -> None:
