@@ -106,3 +106,18 @@ def test_in_a_narrow_terminal_errors_go_below_and_nothing_is_cut() -> None:
     assert all("switzerland" in shown and "…" not in shown for shown in text.values())
     assert "0.123 ±.123" not in text[80]
     assert text[80].count("±.123") == 14
+
+
+def test_errors_of_many_survival_rows_follow_from_resamples_of_some(monkeypatch):
+    random = np.random.default_rng(0)
+    x = random.normal(size=240)
+    event, lost = random.exponential(np.exp(-x)), random.exponential(2.0, 240)
+    y = torch.tensor(np.column_stack([np.minimum(event, lost), event <= lost]))
+    times = torch.tensor([0.5, 1.0, 1.5])
+    rows = Rows((torch.exp(-torch.tensor(x).exp()[:, None] * times),), y, {"times": times})
+    each = {}
+    for most in (80, 240):
+        monkeypatch.setattr("fedbayes.scores.by_site.PAIRED", most)
+        each[most] = figures("survival", rows, resamples=200)
+    for name in ("concordance", "nll", "brier"):
+        assert each[80][name].error == pytest.approx(each[240][name].error, rel=0.25)

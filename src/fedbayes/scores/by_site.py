@@ -23,6 +23,7 @@ from fedbayes.scores.additive import SUMS, Sums
 
 RESAMPLES = 200
 WIDE = 13  # characters of a score with its error in a table
+PAIRED = 500  # rows of a resample where pairs are compared; errors of more rows follow by the root of their number
 CELLS = 1 << 21  # rows times resamples that are summed at once
 HIGHER = ("accuracy", "exact_match", "auroc", "aupr", "concordance")  # scores of which more is better
 TARGETS = {"coverage50": 0.5, "coverage90": 0.9}  # scores that should be a number
@@ -150,15 +151,17 @@ def figures(kind: str, rows: Rows, resamples: int = 0, seed: int = 0) -> dict[st
     drawn: dict[str, list[float]] = {name: [] for name in values}
     random = np.random.default_rng(seed)
     step = max(1, CELLS // (16 * len(rows.y)))
+    size = min(len(rows.y), PAIRED) if kind == "survival" else len(rows.y)
     for start in range(0, resamples if len(rows.y) > 1 else 0, step):
-        counts = random.multinomial(len(rows.y), np.full(len(rows.y), 1 / len(rows.y)), min(step, resamples - start))
+        counts = random.multinomial(size, np.full(len(rows.y), 1 / len(rows.y)), min(step, resamples - start))
         for scores in map(decode, _resampled(kind, rows, torch.from_numpy(counts))):
             for name, value in scores.items():
                 drawn.setdefault(name, []).append(value)
         if ranked:
             for name, area in _areas(rows, torch.from_numpy(counts).double()).items():
                 drawn[name] += area[area.isfinite()].tolist()
-    spreads = {name: float(np.std(v, ddof=1)) if len(v) > 1 else np.nan for name, v in drawn.items()}
+    root = (size / max(len(rows.y), 1)) ** 0.5
+    spreads = {name: root * float(np.std(v, ddof=1)) if len(v) > 1 else np.nan for name, v in drawn.items()}
     return {name: Figure(value, spreads[name]) for name, value in values.items()}
 
 
