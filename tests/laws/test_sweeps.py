@@ -62,7 +62,7 @@ FIXED = {  # options that a method takes from another and refuses, or that are n
     "pfedbayes": tuple(options_of(Newton)),
     "feddyn": ("weighting", "proximal", "outliers", "buckets", "mixing", "twins", "gamma"),
     "fedlap": ("weighting", "proximal", "outliers", "buckets", "mixing", "twins"),
-    "scaffold": ("weighting", "outliers", "buckets", "mixing", "twins", "lr_within"),
+    "scaffold": ("weighting", "outliers", "buckets", "mixing", "twins", "lr_within", "lr_drop", "lr_drop_every"),
     "fedbe": ("server",),
 }
 RULES = {"fedavg": "fedag", "fedvi": "nwa", "feduab": "ws", "bpfed": "lp", "pfedbayes": "nwa", "fedivon": "nwa"}

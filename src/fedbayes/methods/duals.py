@@ -88,7 +88,7 @@ class Scaffold(ServerStep, PointAveraging):
     name: ClassVar[str] = "scaffold"
     fixed: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("optimiser", "momentum"), "the drift is known of plain descent alone"),
-        "lr_within": "the drift is known at a constant rate",
+        **dict.fromkeys(("lr_within", "lr_drop", "lr_drop_every"), "the drift is known at a constant rate"),
         "weighting": "every client's drift counts once",
         "rule": "the server needs the mean",
         **dict.fromkeys(("buckets", "outliers", "mixing", "twins"), "the server needs the mean"),
