@@ -11,7 +11,8 @@ from torch.func import grad, vmap
 from fedbayes import data, fit
 from fedbayes.methods import fedavg, feduab
 from fedbayes.model.likelihood import bernoulli, categorical, custom, normal
-from fedbayes.model.model import Model, points_by_default
+from fedbayes.model.model import Model
+from fedbayes.model.parts import points_by_default
 from fedbayes.noise import Tape, normals
 
 

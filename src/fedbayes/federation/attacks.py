@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation.program import Attacked, Contribution, Order, Program
-from fedbayes.model.model import is_static
+from fedbayes.model.parts import is_static
 from fedbayes.noise import generator, normals
 from fedbayes.posterior.values import Gaussian, LowRank, Parts, Point, Posterior
 

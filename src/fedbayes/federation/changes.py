@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.federation.program import Program
-from fedbayes.model.model import is_static
+from fedbayes.model.parts import is_static
 from fedbayes.posterior.values import Gaussian, Parts, Posterior
 
 BLOCK = 2**16  # weights whose squares are added at once

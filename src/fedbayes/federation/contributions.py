@@ -23,7 +23,7 @@ from fedbayes.federation.program import (
     Terms,
 )
 from fedbayes.federation.sums import apart, by_bucket
-from fedbayes.model.model import is_static
+from fedbayes.model.parts import is_static
 from fedbayes.posterior.values import Parts, scales
 
 LEFT_OUT = "its upload was not finite (did it diverge? try a smaller lr)"

@@ -24,7 +24,8 @@ from fedbayes.federation.program import (
 from fedbayes.federation.rule import Groups, Rule
 from fedbayes.federation.rules import RULES, largest
 from fedbayes.federation.sums import add_terms
-from fedbayes.model.model import Model, is_static
+from fedbayes.model.model import Model
+from fedbayes.model.parts import is_static
 from fedbayes.posterior.lowrank import mean_covariance
 from fedbayes.posterior.values import Draws, LowRank, Parts
 

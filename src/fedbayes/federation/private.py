@@ -22,7 +22,7 @@ from fedbayes.federation.program import Mechanism, Order, Outcome, Program, Term
 from fedbayes.federation.rule import Rule, Statistics
 from fedbayes.federation.rules import RULES
 from fedbayes.federation.weighting import WEIGHTINGS, Weighting
-from fedbayes.model.model import is_static
+from fedbayes.model.parts import is_static
 from fedbayes.posterior.values import Posterior
 
 KNOWN = ("weight", "count")  # statistics that hold no posterior: of the expected cohort, they are public

@@ -25,7 +25,7 @@ from fedbayes.federation.program import (
 from fedbayes.federation.round import message_bytes
 from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.model.gradient import still
-from fedbayes.model.model import is_static
+from fedbayes.model.parts import is_static
 from fedbayes.posterior.values import Draws, Gaussian, Parts, Point
 
 SERVER_STEP, DISTILLATION = "server step", "distillation"

@@ -23,7 +23,7 @@ from fedbayes.federation.program import (
 )
 from fedbayes.federation.round import merged
 from fedbayes.federation.sites import SITES, Naturals, changes, gaussian, naturals
-from fedbayes.model.model import is_static
+from fedbayes.model.parts import is_static
 from fedbayes.posterior.values import Gaussian, Parts
 
 OWED = "owed"

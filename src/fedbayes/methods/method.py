@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Program, Stage
 from fedbayes.model.likelihood import Likelihood
-from fedbayes.model.model import Augment, is_static
+from fedbayes.model.model import Augment
+from fedbayes.model.parts import is_static
 from fedbayes.options import check_names, check_values, options_of, record
 from fedbayes.posterior.layout import matches
 

@@ -35,7 +35,8 @@ from fedbayes.methods.method import Setting
 from fedbayes.methods.own_client import OwnClient
 from fedbayes.methods.refined import Refining
 from fedbayes.model.estimators import ESTIMATORS, plan
-from fedbayes.model.model import Model, points_by_default
+from fedbayes.model.model import Model
+from fedbayes.model.parts import points_by_default
 from fedbayes.options import (
     at_least_one,
     each,

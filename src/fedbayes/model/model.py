@@ -21,11 +21,12 @@ from fedbayes.model.inputs import as_it_is, first_of, to_float
 from fedbayes.model.interception import Handler, Interception, batch_norm, ours, training_handlers
 from fedbayes.model.likelihood import Likelihood, Weights, log_prob_of_classes
 from fedbayes.model.order import Direct, Straight, straight
+from fedbayes.model.parts import FROZEN, STATIC, is_static, parameters_of, refuse_strays, travels
 from fedbayes.model.still_norm import hold_norms_still
 from fedbayes.model.tracing import alone, asks_whether_traced, said_to_be_traced
 from fedbayes.model.trees import mapped
 from fedbayes.noise import Tape
-from fedbayes.posterior.layout import Layout, matches
+from fedbayes.posterior.layout import Layout
 
 Augment = Callable[[Tensor, Tensor], Tensor]  # stored inputs [B, ...] and three standard normals for each
 
@@ -80,8 +81,8 @@ class Model:
         frozen too.
         """
         frozen = list(frozen)
-        weights = _parameters(module, likelihood)
-        _refuse_strays(frozen, weights, "frozen")
+        weights = parameters_of(module, likelihood)
+        refuse_strays(frozen, weights, "frozen")
         rest = Layout.of(weights, frozen=[*frozen, *(n for n, p in module.named_parameters() if not p.requires_grad)])
         # Weights that are never trained are held once: a body may be large.
         held = {id(p): p for p in module.parameters() if not p.requires_grad}
@@ -93,7 +94,7 @@ class Model:
             rest = rest.without(*patterns)
         if rest.names:
             raise ValueError(f"{len(rest.names)} weights are in no part, first {rest.names[0]!r}; add a part with '*'")
-        buffers = {n: b for n, b in module.named_buffers() if _travels(b)}
+        buffers = {n: b for n, b in module.named_buffers() if travels(b)}
         recast: dict[str, torch.dtype] = {}
         for kind, real in zip(STATIC, (True, False)):
             part = f"{name}.{kind}" if name else kind
@@ -151,7 +152,7 @@ class Model:
 
     def initial(self) -> dict[str, Tensor]:
         """The module's own values, one vector for each part."""
-        tensors = {**_parameters(self.module, self.likelihood), **dict(self.module.named_buffers())}
+        tensors = {**parameters_of(self.module, self.likelihood), **dict(self.module.named_buffers())}
         return {part: layout.join(tensors).detach().clone() for part, layout in self.layouts.items()}
 
     def inputs(self, x: Any) -> Any:
@@ -315,48 +316,8 @@ PLAIN = {
 }
 
 
-FROZEN = "frozen"
 DRAWN = "has_drawn_factor"  # of a layer whose A has an address instead of an author; machines may round it otherwise
-STATIC = ("buffers", "counters")  # parts that training does not differentiate, in any network
-
-
-def is_static(part: str) -> bool:
-    """Whether a part, of whichever network, is one that training does not differentiate."""
-    return part.rpartition(".")[2] in STATIC
-
-
-def points_by_default(module: nn.Module, likelihood: Likelihood) -> list[str]:
-    """Weights that are points unless asked otherwise: BatchNorm's scale and shift, and the likelihood's own."""
-    names = [
-        f"{prefix}.{name}" if prefix else name
-        for prefix, layer in module.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        for name, _ in layer.named_parameters(recurse=False)
-    ]
-    return names + [f"likelihood.{name}" for name in likelihood.parameters]
-
-
-def _parameters(module: nn.Module, likelihood: Likelihood) -> dict[str, Tensor]:
-    own = {n: p.detach() for n, p in module.named_parameters()}
-    clash = next((n for n in own if n.startswith("likelihood.")), None)
-    if clash:
-        raise ValueError(f"the network has a weight {clash!r}, a name that likelihoods use; rename that attribute")
-    device = next(iter(own.values())).device if own else None
-    return own | {f"likelihood.{n}": p.detach().to(device) for n, p in likelihood.parameters.items()}
-
-
-def _travels(buffer: Tensor) -> bool:
-    """Whether a buffer can be averaged and sent; a mask of -inf or complex rotations are the module's own constants."""
-    return not buffer.is_complex() and bool(buffer.isfinite().all())
 
 
 def _of_module(weights: Weights) -> dict[str, Tensor]:
     return {n: t for n, t in weights.items() if not n.startswith("likelihood.")}
-
-
-def _refuse_strays(patterns: Iterable[str], weights: Weights, what: str) -> None:
-    for pattern in patterns:
-        if not any(matches(name, [pattern]) for name in weights):
-            raise ValueError(
-                f"{what}: no weight matches {pattern!r}; the network has {', '.join(list(weights)[:8])}, ..."
-            )

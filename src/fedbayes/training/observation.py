@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.federation.program import BY_MEMBERS, FederationState, Program
-from fedbayes.model.model import is_static
+from fedbayes.model.parts import is_static
 from fedbayes.model.predictive import predictive
 from fedbayes.posterior.values import Draws, Gaussian, Parts
 

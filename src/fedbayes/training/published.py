@@ -30,7 +30,8 @@ from fedbayes.federation.round import predicting
 from fedbayes.files import reading, size_of, text_of, write_atomically
 from fedbayes.model.adapted import is_adapted, merge
 from fedbayes.model.likelihood import LIKELIHOODS, Likelihood
-from fedbayes.model.model import Model, is_static
+from fedbayes.model.model import Model
+from fedbayes.model.parts import is_static
 from fedbayes.posterior import values
 from fedbayes.posterior.values import Parts, check
 from fedbayes.training.card import card

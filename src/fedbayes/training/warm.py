@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedbayes.errors import InputError, one_line
 from fedbayes.federation.program import Program
 from fedbayes.files import FAULTS, size_of
-from fedbayes.model.model import is_static
+from fedbayes.model.parts import is_static
 from fedbayes.posterior.values import Gaussian, Parts, Point, Posterior
 
 
