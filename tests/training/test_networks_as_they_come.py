@@ -289,13 +289,19 @@ def test_a_buffer_moves_whether_it_is_assigned_or_written(first: Callable[[], nn
     torch.testing.assert_close(moved(True), moved(False))
 
 
-class Clamped(nn.Linear):
+class Clamping(nn.Module):
     """It holds its weights in bounds as many a tutorial does."""
+
+    weight: nn.Parameter
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             self.weight.clamp_(-10, 10)
         return super().forward(x)
+
+
+class Clamped(Clamping, nn.Linear):
+    """A linear layer that does."""
 
 
 class Renormed(nn.Linear):
@@ -313,11 +319,8 @@ class Started(Buffered):
         return self.head(self.first(x).relu() - self.constant)
 
 
-class Clamps(nn.Conv2d):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.weight.clamp_(-10, 10)
-        return super().forward(x)
+class Clamps(Clamping, nn.Conv2d):
+    """A convolution that does."""
 
 
 class Spectral(nn.Module):

@@ -33,7 +33,6 @@ MOST_GROUPS = 50
 REFERENCES = ("own", "federation", "none")
 CHOICE = {"classes": ("epistemic", "energy", "entropy"), "labels": ("epistemic", "max_logit", "entropy")}
 MIX, LABEL, MEAN = "mix", "label", "mean"
-LEVEL = "level"  # the mean in the target's own units, of watches that began so: large ones all fall into the last bin
 NOISE = ("entropy", "aleatoric", LABEL)
 
 
@@ -131,8 +130,7 @@ def watch(
     check_whole(run)
     name = _name(run, site, reference)
     if folder is not None and (state := watched.at(folder, name)) is not None:
-        now = _posterior(run)
-        if state.run not in (now, now.rpartition(", ")[0]):  # an earlier version wrote no checksum
+        if state.run != _posterior(run):
             raise InputError(
                 f"{watched.path_of(folder, name)} watches another posterior; delete it, and the watch begins anew"
             )
@@ -221,8 +219,8 @@ def _bins(run: Run, name: str, p: Predictive, y: Tensor | None, strange: Tensor 
         return bets.bins_of(strange.double().numpy())
     if name == MIX:
         return p.mean.argmax(-1).numpy()
-    if name in (MEAN, LEVEL):
-        units = run.task.clients.data.target_scale if name == MEAN else None
+    if name == MEAN:  # as targets are standardised: large ones would all fall into the last bin
+        units = run.task.clients.data.target_scale
         mean = p.mean if units is None else units.apply(p.mean)
         return bets.bins_of(mean.double().mean(-1).numpy())
     if y is None:

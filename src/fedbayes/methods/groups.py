@@ -69,12 +69,15 @@ class Schedule(Method):
 
     def check(self) -> None:
         super().check()
-        own_client = getattr(self, "client", None) is not None  # which may read them
-        if own_client or "steps" in (self.lr_within, getattr(self, "student_lr_within", None)):
+        if self.falls_by_steps():
             return
         for name in ("lr_drop", "lr_drop_every"):
             if getattr(self, name) != options_of(self)[name].default:
                 raise InputError(f'{name}: no step size falls by steps; set lr_within = "steps", or leave it out')
+
+    def falls_by_steps(self) -> bool:
+        """Whether a step size may fall by `lr_drop`: a client of the user's own may read it."""
+        return self.lr_within == "steps" or getattr(self, "client", None) is not None
 
     def by_round(self, setting: Setting) -> Options:
         """The numbers that clients read, with the step size of each round."""

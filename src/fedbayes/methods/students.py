@@ -83,6 +83,9 @@ class FedPPD(Schedule):
         "how clients are weighed", one_of(WEIGHTINGS), default="size", kind="server", importable=True
     )
 
+    def falls_by_steps(self) -> bool:
+        return super().falls_by_steps() or self.student_lr_within == "steps"
+
     def check(self) -> None:
         super().check()
         left = self.epochs - self.burn_in
