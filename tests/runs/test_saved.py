@@ -1,5 +1,8 @@
 """A run of `fit` that was saved predicts as before, is scored on the rows that it is given, and never goes on."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -100,6 +103,15 @@ def home(tmp_path_factory):
 def test_rows_of_another_kind_are_refused(home, clients, words):
     with pytest.raises(InputError, match=words):
         fb.load(home, network=straight(), clients=clients())
+
+
+@pytest.mark.parametrize("named", [["classes", {}], ["real", {"scale": "wide"}], ["custom", {}], 5], ids=str)
+def test_a_likelihood_that_can_not_be_is_refused(home, tmp_path, named):
+    shutil.copytree(home, tmp_path / "run")
+    (path,) = (tmp_path / "run").rglob("fedbayes.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "likelihood": named}))
+    with pytest.raises(InputError, match=r"fedbayes.json can't be read"):
+        fb.load(tmp_path / "run", network=straight())
 
 
 def test_another_network_is_refused_and_so_is_going_on(home):

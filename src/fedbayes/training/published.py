@@ -167,7 +167,7 @@ def read(
         cuts = {str(part): [str(n) for n in names] for part, names in about["parts"].items()}
         number, seed, method = int(about["round"]), int(about["seed"]), str(about["method"])
         network = network if network is not None else about["network"]
-        likelihood = _likelihood(about.get("likelihood"))
+        likelihood = _likelihood(about.get("likelihood"), about["data"]["kind"])
     if network is None:
         raise InputError(
             f"{name or folder.name}: give the network that was trained, fb.load(..., network=module): no code is kept"
@@ -190,12 +190,15 @@ def read(
     return task, Progress(FederationState(number, broadcast, kept=beside))
 
 
-def _likelihood(named: Any) -> Likelihood | None:
+def _likelihood(named: Any, kind: str) -> Likelihood | None:
     """The library's own by name and options; None: as the targets ask for, which earlier versions took for all."""
     if named is None:
         return None
     name, options = named
-    return LIKELIHOODS[name](**options)
+    made = LIKELIHOODS[name](**options)
+    if made.kind != kind:
+        raise ValueError(f"a likelihood of {made.kind} beside targets of {kind}")
+    return made
 
 
 def _not_here(federation: Federation) -> Iterator[tuple[int, Any]]:
