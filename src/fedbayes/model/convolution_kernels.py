@@ -28,10 +28,65 @@ def _signed(a, b, total, signs, only, image, channel, ok, WIDTH, WITHIN: tl.cons
 
 
 @triton.jit
-def forward(x, w, bias, p, q, out, slope, M, H, W, HO, WO, STRIDE, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr,
-            S: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
-            PAIR: tl.constexpr, WITHIN: tl.constexpr,
-            BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _bits(at, live, WAY: tl.constexpr, R: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr):
+    """A bit for each place r of a filter's R: whether at + WAY r is one of 0, STEP, 2 STEP, ... below N STEP.
+
+    0 of what is not live. Of filters with more places than there are bits it says no more than that.
+    """
+    if R < 32:
+        bits = tl.zeros_like(at)
+        for r in tl.static_range(R):
+            bits |= (live & _there(at + WAY * r, N, STEP)).to(tl.int32) << r
+        return bits
+    else:
+        return live.to(tl.int32)
+
+
+@triton.jit
+def _there(i, N: tl.constexpr, STEP: tl.constexpr):
+    return (i >= 0) & (i < N * STEP) & (i % STEP == 0)
+
+
+@triton.jit
+def _meets(bits, at, r, WAY: tl.constexpr, R: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr):
+    """Whether place r meets an input, by the bit of it where there is one."""
+    if R < 32:
+        return (bits & (1 << r)) != 0
+    else:
+        return (bits != 0) & _there(at + WAY * r, N, STEP)
+
+
+@triton.jit
+def _places(first, C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, BK: tl.constexpr):
+    """Of BK numbers from `first` on, in an order [R, S, C]: row and column of the filter, and channel.
+
+    Where BK divides C they share row and column, which then are numbers; and the channel is one plus 0, 1, ....
+    """
+    lane = tl.arange(0, BK)
+    if C % BK == 0:
+        place = first // C
+        return place // S, place % S, tl.multiple_of(first % C, BK), lane
+    else:
+        k = first + lane
+        r = tl.minimum(k // (S * C), 31) if R < 32 else k // (S * C)  # beyond the last place no bit is set
+        return r[None, :], (k // C % S)[None, :], (k % C)[None, :], lane * 0
+
+
+@triton.jit
+def _filled(n, N: tl.constexpr, B: tl.constexpr):
+    """Which numbers of blocks of B are below N."""
+    if N % B == 0:
+        return tl.full(n.shape, True, tl.int1)
+    else:
+        return n < N
+
+
+@triton.jit
+def forward(x, w, bias, p, q, out, slope, M, STRIDE, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr,
+            WO: tl.constexpr, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+            DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+            PAIR: tl.constexpr, WITHIN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+            PRECISION: tl.constexpr):  # fmt: skip
     """Outputs [positions, O]: patches [positions, K] times filters [K, O]. `q` has STRIDE numbers from group to group.
 
     LOCAL: `bias` is [G, 2, O] or nothing, `q` the normals [G, N, O, HO, WO], `slope` the outputs' in their variances.
@@ -44,17 +99,19 @@ def forward(x, w, bias, p, q, out, slope, M, H, W, HO, WO, STRIDE, C: tl.constex
     image, place = rows // (HO * WO), rows % (HO * WO)
     top, left = place // WO * DOWN - TOP, place % WO * RIGHT - LEFT
     images, only = M // (HO * WO), tl.program_id(0) * BM // (HO * WO)
+    high, wide = _bits(top, rows < M, 1, R, H, 1), _bits(left, rows < M, 1, S, W, 1)
     x += g * images * H * W * C
     w += g * COPIES * O * K
+    start = ((image * H + top) * W + left) * C
     total = tl.zeros((BM, BN), tl.float32)
     second = tl.zeros((BM, BN), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
-        i = top[:, None] + (k // (S * C))[None, :]
-        j = left[:, None] + (k // C % S)[None, :]
-        ok = (rows < M)[:, None] & (k < K)[None, :] & (i >= 0) & (i < H) & (j >= 0) & (j < W)
-        a = tl.load(x + ((image[:, None] * H + i) * W + j) * C + (k % C)[None, :], mask=ok, other=0.0)
-        at, held = cols[None, :] * K + k[:, None], (cols < O)[None, :] & (k < K)[:, None]
+        r, s, c, lane = _places(first, C, R, S, BK)
+        ok = _meets(high[:, None], top[:, None], r, 1, R, H, 1) & _meets(wide[:, None], left[:, None], s, 1, S, W, 1)
+        ok = ok & _filled(k, K, BK)[None, :]
+        a = tl.load(x + (start[:, None] + lane[None, :]) + ((r * W + s) * C + c), mask=ok, other=0.0)
+        at, held = cols[None, :] * K + k[:, None], _filled(cols, O, BN)[None, :] & _filled(k, K, BK)[:, None]
         total = tl.dot(a, tl.load(w + at, mask=held, other=0.0), total, input_precision=PRECISION)
         if PAIR != ONE:
             b = tl.load(w + O * K + at, mask=held, other=0.0)
@@ -80,10 +137,11 @@ def forward(x, w, bias, p, q, out, slope, M, H, W, HO, WO, STRIDE, C: tl.constex
 
 
 @triton.jit
-def to_input(d, x, w, p, q, out, M, H, W, HO, WO, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr,
-             S: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
-             PAIR: tl.constexpr, WITHIN: tl.constexpr, TURNED: tl.constexpr,
-             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def to_input(d, x, w, p, q, out, M, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+             C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr, DOWN: tl.constexpr,
+             RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, PAIR: tl.constexpr,
+             WITHIN: tl.constexpr, TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+             PRECISION: tl.constexpr):  # fmt: skip
     """Gradients [pixels, C] of the inputs: of the outputs that saw a pixel, times the weights they saw it with.
 
     LOCAL: `q` are the slopes of outputs in their variances. TURNED: `w` is [G, C, R, S, O].
@@ -96,37 +154,32 @@ def to_input(d, x, w, p, q, out, M, H, W, HO, WO, C: tl.constexpr, O: tl.constex
     image, place = rows // (H * W), rows % (H * W)
     top, left = place // W + TOP, place % W + LEFT
     images, only = M // (H * W), tl.program_id(0) * BM // (H * W)
+    high, wide = _bits(top, rows < M, -1, R, HO, DOWN), _bits(left, rows < M, -1, S, WO, RIGHT)
     d += g * images * HO * WO * O
     w += g * COPIES * K * C
+    start = ((image * HO + top // DOWN) * WO + left // RIGHT) * O
     total = tl.zeros((BM, BN), tl.float32)
     second = tl.zeros((BM, BN), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
-        o, r, s = k % O, k // (S * O), k // O % S
-        i, j = top[:, None] - r[None, :], left[:, None] - s[None, :]
-        ok = (rows < M)[:, None] & (k < K)[None, :] & (i >= 0) & (j >= 0)
-        if DOWN > 1:
-            ok = ok & (i % DOWN == 0)
-            i = i // DOWN
-        if RIGHT > 1:
-            ok = ok & (j % RIGHT == 0)
-            j = j // RIGHT
-        ok = ok & (i < HO) & (j < WO)
-        seen = ((image[:, None] * HO + i) * WO + j) * O + o[None, :]
-        a = tl.load(d + seen, mask=ok, other=0.0)
+        r, s, o, lane = _places(first, O, R, S, BK)
+        ok = _meets(high[:, None], top[:, None], r, -1, R, HO, DOWN)
+        ok = ok & _meets(wide[:, None], left[:, None], s, -1, S, WO, RIGHT) & _filled(k, K, BK)[None, :]
+        seen, shift = start[:, None] + lane[None, :], o - (r // DOWN * WO + s // RIGHT) * O
+        a = tl.load(d + seen + shift, mask=ok, other=0.0)
         if TURNED:
             at = cols[None, :] * K + k[:, None]
         else:
-            at = (((o * R + r) * S + s) * C)[:, None] + cols[None, :]
-        held = (cols < C)[None, :] & (k < K)[:, None]
+            at = ((k % O * (R * S) + k // O) * C)[:, None] + cols[None, :]
+        held = _filled(cols, C, BN)[None, :] & _filled(k, K, BK)[:, None]
         total = tl.dot(a, tl.load(w + at, mask=held, other=0.0), total, input_precision=PRECISION)
         if PAIR != ONE:
             b = tl.load(w + K * C + at, mask=held, other=0.0)
         if PAIR == LOCAL:
-            a *= tl.load(q + g * images * HO * WO * O + seen, mask=ok, other=0.0)
+            a *= tl.load(q + g * images * HO * WO * O + seen + shift, mask=ok, other=0.0)
             second = tl.dot(a, b, second, input_precision=PRECISION)
         if PAIR == FLIPPED:
-            second = _signed(a, b, second, q + g * images * O, only, image, o, ok, O, WITHIN, PRECISION)
+            second = _signed(a, b, second, q + g * images * O, only, image, k % O, ok, O, WITHIN, PRECISION)
     ok = (rows < M)[:, None] & (cols < C)[None, :]
     at = g * M * C + rows[:, None] * C + cols[None, :]
     if PAIR == LOCAL:
@@ -150,9 +203,10 @@ def _over_positions(a, b, total, SWAP: tl.constexpr, DIRECT: tl.constexpr, PRECI
 
 
 @triton.jit
-def to_weight(d, x, p, q, out, G, M, H, W, HO, WO, SHARE, SHARES, C: tl.constexpr, O: tl.constexpr,
-              R: tl.constexpr, S: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr,
-              LEFT: tl.constexpr, PAIR: tl.constexpr, WITHIN: tl.constexpr, SWAP: tl.constexpr, DIRECT: tl.constexpr,
+def to_weight(d, x, p, q, out, G, M, SHARE, SHARES, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr,
+              WO: tl.constexpr, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+              DOWN: tl.constexpr, RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+              PAIR: tl.constexpr, WITHIN: tl.constexpr, SWAP: tl.constexpr, DIRECT: tl.constexpr,
               BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Gradients [O, K] of the filters, by shares of SHARE positions: outputs' [positions, O] times patches.
 
@@ -161,6 +215,7 @@ def to_weight(d, x, p, q, out, G, M, H, W, HO, WO, SHARE, SHARES, C: tl.constexp
     first factor of a product is read as it goes in, and not turned.
     """
     K: tl.constexpr = R * S * C
+    ALIGNED: tl.constexpr = HO * WO % BK == 0 and (BK % WO == 0 or WO % BK == 0)
     g = (tl.program_id(2) % G).to(tl.int64)
     share = tl.program_id(2) // G
     outs = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -176,27 +231,38 @@ def to_weight(d, x, p, q, out, G, M, H, W, HO, WO, SHARE, SHARES, C: tl.constexp
         total = tl.zeros((BM, BN), tl.float32)
         second = tl.zeros((BM, BN), tl.float32)
         to, of = outs[:, None], k[None, :]
-    for first in range(share * SHARE, tl.minimum((share + 1) * SHARE, M), BK):
-        rows = first + tl.arange(0, BK)
+    ends = tl.minimum((share + 1) * SHARE, M)
+    for first in range(share * SHARE, ends, BK):
+        lane = tl.arange(0, BK)
         if SWAP and DIRECT:  # patches [BN, BK]
-            row, at = rows[None, :], k[:, None]
+            row, at = lane[None, :], k[:, None]
         else:
-            row, at = rows[:, None], k[None, :]
-        live, image, place = (row < M) & (row < (share + 1) * SHARE), row // (HO * WO), row % (HO * WO)
-        i = place // WO * DOWN - TOP + at // (S * C)
-        j = place % WO * RIGHT - LEFT + at // C % S
-        ok = live & (at < K) & (i >= 0) & (i < H) & (j >= 0) & (j < W)
-        b = tl.load(x + ((image * H + i) * W + j) * C + at % C, mask=ok, other=0.0)
+            row, at = lane[:, None], k[None, :]
+        r, s = at // (S * C), at // C % S
+        if ALIGNED:  # whole rows of one image, or a part of one: only where they begin changes
+            image, line = first // (HO * WO), first % (HO * WO) // WO * DOWN
+            along = 0 if BK % WO == 0 else first % WO * RIGHT
+            top, left = row // WO * DOWN - TOP, row % WO * RIGHT - LEFT
+            ok = _there(top + r + line, H, 1) & _there(left + s + along, W, 1) & _filled(at, K, BN)
+            begin = ((image * H + line) * W + along) * C
+        else:
+            image, place = (first + row) // (HO * WO), (first + row) % (HO * WO)
+            top, left = place // WO * DOWN - TOP, place % WO * RIGHT - LEFT
+            ok = (first + row < ends) & _there(top + r, H, 1) & _there(left + s, W, 1) & _filled(at, K, BN)
+            begin = image * (H * W * C)
+        b = tl.load(x + (((top + r) * W + left + s) * C + at % C) + begin, mask=ok, other=0.0)
         if PAIR == LOCAL:
             b = tl.where(at == K, 1.0, b).to(b.dtype)
         if PAIR == FLIPPED and not WITHIN:
             flipped = b * tl.load(p + (g * images + image) * C + at % C, mask=ok, other=0.0).to(b.dtype)
         if DIRECT and not SWAP:  # outputs' gradients [BM, BK]
-            row, at = rows[None, :], outs[:, None]
+            row, at = lane[None, :], outs[:, None]
         else:
-            row, at = rows[:, None], outs[None, :]
-        held = (row < M) & (row < (share + 1) * SHARE) & (at < O)
-        a = tl.load(d + row * O + at, mask=held, other=0.0)
+            row, at = lane[:, None], outs[None, :]
+        held = _filled(at, O, BM)
+        if not ALIGNED:
+            held = held & (row < ends - first)
+        a = tl.load(d + (row * O + at) + first * O, mask=held, other=0.0)
         if PAIR == FLIPPED and WITHIN:  # signs of an image stand before the product of its positions
             product = _over_positions(a, b, None, SWAP, DIRECT, PRECISION)
             one = first // (HO * WO) + g * images
@@ -207,10 +273,10 @@ def to_weight(d, x, p, q, out, G, M, H, W, HO, WO, SHARE, SHARES, C: tl.constexp
         else:
             total = _over_positions(a, b, total, SWAP, DIRECT, PRECISION)
         if PAIR == LOCAL:
-            a *= tl.load(q + g * M * O + row * O + at, mask=held, other=0.0)
+            a *= tl.load(q + g * M * O + (row * O + at) + first * O, mask=held, other=0.0)
             second = _over_positions(a, b * b, second, SWAP, DIRECT, PRECISION)
         if PAIR == FLIPPED and not WITHIN:
-            signs = tl.load(q + (g * images + row // (HO * WO)) * O + at, mask=held, other=0.0)
+            signs = tl.load(q + (g * images + (first + row) // (HO * WO)) * O + at, mask=held, other=0.0)
             second = _over_positions(a * signs.to(a.dtype), flipped, second, SWAP, DIRECT, PRECISION)
     LENGTH: tl.constexpr = O * K + (O if PAIR == LOCAL else 0)
     ok = (to < O) & (of < K + (1 if PAIR == LOCAL else 0))

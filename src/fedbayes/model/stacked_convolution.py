@@ -100,7 +100,7 @@ def _run_forward(x, w, bias, p, q, *how):  # type: ignore[no-untyped-def]
     q = None if q is None else q.reshape(groups, -1)  # of normals a part of a tape, which is not copied
     tiles, warps = _tiles(positions, groups, outs, channels, x.dtype, kind)
     kernels.forward[(-(-positions // tiles[0]), -(-outs // tiles[1]), groups)](
-        x, w, bias, p, q, out, slope, positions, height, width, high, wide, 0 if q is None else q.stride(0),
+        x, w, bias, p, q, out, slope, positions, 0 if q is None else q.stride(0), height, width, high, wide,
         channels, outs, *w.shape[-3:-1], *how, kind, high * wide % tiles[0] == 0, *tiles, "tf32",
         num_warps=warps, num_stages=3,
     )  # fmt: skip
@@ -141,7 +141,7 @@ def _run_to_weight(d, x, p, q, rows, columns, *how):  # type: ignore[no-untyped-
     way = _way(d, x, rows, columns, kind)
     shares = -(-positions // way.share)
     kernels.to_weight[(*way.grid, groups * shares)](
-        d, x, p, q, out, groups, positions, height, width, high, wide, way.share, shares, channels, outs, rows, columns,
+        d, x, p, q, out, groups, positions, way.share, shares, height, width, high, wide, channels, outs, rows, columns,
         *how, kind, high * wide % way.tiles[2] == 0, way.swap, way.direct, *way.tiles, "tf32",
         num_warps=way.warps, num_stages=3 if way.tiles[2] < 128 else 2,
     )  # fmt: skip
@@ -269,7 +269,8 @@ def _tiles(
 ) -> tuple[tuple[int, int, int], int]:
     """Of positions, of channels that come out, and of numbers summed at once, and warps: fastest on an H200."""
     columns, bits, total = _power(outs), dtype == torch.bfloat16, positions * groups
-    depth = max(16, min(TILE if bits else 32, channels)) if channels % 16 == 0 else 32
+    whole = channels & -channels  # the largest power of two that divides them
+    depth = min(TILE if bits else 32, whole) if whole >= 16 else 32
     if _is_wide(outs, dtype, kind) and total >= WIDE * BUSY:
         return (WIDE, WIDE, depth), 8
     rows = 64 if positions > 16 else 16
