@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import NormalDist
 from typing import SupportsIndex
 
 import numpy as np
@@ -91,3 +92,8 @@ class Tape:
     def uniform(self, like: Tensor, shape: Sequence[int] | None = None) -> Tensor:
         """Uniforms in (0, 1) from the same normals, by their distribution function."""
         return torch.special.ndtr(self(like, shape))
+
+    def at_least(self, p: float, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Whether uniforms from the next normals are at least p; in the precision of the tape."""
+        normals = self(like if self.noise is None else self.noise, shape)
+        return normals >= (NormalDist().inv_cdf(p) if 0 < p < 1 else math.copysign(math.inf, p - 0.5))

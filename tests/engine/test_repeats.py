@@ -35,8 +35,9 @@ def stacked_step(blocks, width=4):
 
 
 def calls_of(step, weights, x):
-    graph = traced(lambda *t: list(step(dict(zip(weights, t)), x).values()), list(weights.values()), again=False)
-    return graph, repeats.cut(graph)
+    given = list(weights.values())
+    graph = traced(lambda *t: list(step(dict(zip(weights, t)), x).values()), given, again=False)
+    return graph, repeats.cut(graph, given)
 
 
 def test_equal_blocks_are_one_part_forward_and_one_backward():
@@ -75,7 +76,7 @@ def test_the_compiler_is_told_of_weights_that_begin_at_no_good_place(before):
         return [x]
 
     vector = torch.linspace(0, 1, before + 32)
-    parts = repeats.cut(traced(step, [vector], again=False))
+    parts = repeats.cut(traced(step, [vector], again=False), [vector])
     block = next(part for part in parts.parts if len(part.shapes) == 2)
     assert [offset for *_, offset in block.shapes] == [0, int(before == 7)]
     for shape in block.shapes:
@@ -103,7 +104,8 @@ def test_the_same_operations_on_values_of_other_places_stay_whole():
             x = ((x * (x if k % 2 else y)).cos().sin().exp().tanh().sin() + y).cos().exp().tanh()
         return [x]
 
-    assert repeats.cut(traced(step, [torch.ones(3), torch.ones(3)], again=False)) is None
+    inputs = [torch.ones(3), torch.ones(3)]
+    assert repeats.cut(traced(step, inputs, again=False), inputs) is None
 
 
 @pytest.mark.parametrize(
@@ -113,21 +115,37 @@ def test_what_does_not_repeat_itself_stays_whole(blocks):
     assert calls_of(*stacked_step(blocks))[1] is None
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["of a block's own", "of what was before it"])
-def test_blocks_may_write_in_place_to_values_of_their_own_alone(own):
-    def step(x):
-        total = torch.zeros_like(x)
-        for _ in range(9):
+def test_blocks_may_write_in_place_to_values_of_their_own_and_from_before():
+    """As BatchNorm does to its statistics."""
+
+    def step(x, buffers):
+        moved = [statistics.clone() for statistics in buffers.split(3)]
+        for k in range(9):
             value = (x * 2).cos().sin().exp().tanh().sin().cos().exp()
             value[:1].add_(1.5)  # a view
-            total = total + value if own else total.view(-1).add_(value)
-        return [total]
+            moved[k].copy_(moved[k] + 0.1 * (value - moved[k]))
+            x = x + value
+        return [x, torch.cat(moved)]
 
-    x = torch.linspace(0, 1, 3)
-    parts = repeats.cut(traced(step, [x], again=False))
-    assert (parts is not None) == own
-    if parts is not None:
-        torch.testing.assert_close(parts.run([part.graph for part in parts.parts])(x), step(x))
+    inputs = [torch.linspace(0, 1, 3), torch.linspace(1, 2, 27)]
+    parts = repeats.cut(traced(step, inputs, again=False), inputs)
+    for ours, whole in zip(parts.run([part.graph for part in parts.parts])(*inputs), step(*inputs)):
+        torch.testing.assert_close(ours, whole)
+
+
+def test_blocks_with_their_own_place_in_one_vector_are_one_part():
+    """As those that read normals from a tape, each its own."""
+
+    def step(vector):
+        x = vector[:4]
+        for k in range(8):
+            x = (x * vector[4 + 4 * k : 8 + 4 * k]).cos().sin().exp().tanh().sin().cos().exp()
+        return [x]
+
+    vector = torch.linspace(0, 1, 36)
+    parts = repeats.cut(traced(step, [vector], again=False), [vector])
+    assert max(sum(call.part == number for call in parts.calls) for number in range(len(parts.parts))) == 8
+    torch.testing.assert_close(parts.run([part.graph for part in parts.parts])(vector), step(vector))
 
 
 def test_a_compiled_step_in_parts_is_the_step(monkeypatch):

@@ -90,8 +90,8 @@ NORMS = {
 
 @pytest.fixture(params=["plain", "few passes"])
 def way(request, monkeypatch):
-    """BatchNorm by plain operations, and as it is on a GPU where nothing fuses them."""
-    monkeypatch.setattr(interception, "unfused", lambda x: request.param == "few passes")
+    """BatchNorm by plain operations, and as it is on a GPU."""
+    monkeypatch.setattr(interception, "few_passes", lambda x: request.param == "few passes")
 
 
 def _pair(kind, **options):
@@ -228,7 +228,7 @@ def test_stacked_clients_learn_the_same_by_batch_norm_in_few_passes(monkeypatch)
     sites = [(torch.randn(n, 1, 3, 3, generator=random, dtype=torch.float64), torch.arange(n) % 2) for n in (7, 4, 9)]
     method, ends = fb.methods.fedavg(epochs=2, batch=4), []
     for few, recompute in ((False, False), (True, False), (True, ["1"])):
-        monkeypatch.setattr(interception, "unfused", lambda x, few=few: few and takes_own_functions())
+        monkeypatch.setattr(interception, "few_passes", lambda x, few=few: few and takes_own_functions())
         clients = fb.data.from_clients(sites)
         run = fb.fit(network, clients, method=method, rounds=2, engine="stacked", compile="off", recompute=recompute)
         assert run.journal[0].get("notes") is None

@@ -100,7 +100,7 @@ class Compiled:
         as_traced = {"reorder_for_locality": False} if self.again else {}
         device = next((t.device.type for t in inputs), "cpu")
         options = {"cpp.threads": torch.get_num_threads(), **as_traced, **launches(graph, device)}
-        pieces = cut(graph) if self.kernels and not self.again else None
+        pieces = cut(graph, apart) if self.kernels and not self.again else None
         if pieces is None:
             return Program([Part(plain(graph), shapes)], itemgetter(0), out, options)
         return Program([Part(plain(one), given) for one, given in pieces.parts], pieces.run, out, options)

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate, map_arg
 
-# Of a step's computing operations that need not be compiled, for it to be cut. On a GPU it has not been measured yet
-# what is lost by what is not fused: there a step stays whole.
-LEAST = {"cpu": 0.4}
+# Of a step's computing operations that need not be compiled, for it to be cut. On a GPU more is fused, and is lost.
+LEAST = {"cpu": 0.4, "cuda": 0.4}
 SHORTEST = 8  # operations of a stretch
 ALIGNMENT = 16  # bytes
 
@@ -76,13 +77,17 @@ def _laid(value: Tensor, stride: tuple[int, ...]) -> Tensor:
     return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
-def cut(module: GraphModule) -> Cut | None:
-    """The graph in parts, of which some are called several times; None where too little of it repeats itself."""
+def cut(module: GraphModule, inputs: Sequence[Tensor]) -> Cut | None:
+    """The graph of these inputs in parts, some called several times; None where too little of it repeats itself."""
     values = (node.meta.get("val") for node in module.graph.nodes)
     device = next((value.device.type for value in values if isinstance(value, Tensor)), "")
     if device not in LEAST:
         return None
-    *nodes, last = (node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr"))
+    if _in_place(module):  # a part would not know which of its inputs share memory
+        module = make_fx(functionalize(module), tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    if _in_place(module):
+        return None
+    *nodes, last = _views_first([n for n in module.graph.nodes if n.op not in ("placeholder", "get_attr")])
     work = [_computes(node) for node in nodes]
     spans = sorted(_spans(_tokens(nodes), work, 0, len(nodes)))
     if sum((times - 1) * sum(work[at : at + length]) for at, length, times in spans) < LEAST[device] * sum(work):
@@ -100,8 +105,6 @@ def cut(module: GraphModule) -> Cut | None:
 def _joined(module: GraphModule, stretches: list[list[list[Node]]], last: Node) -> Cut | None:
     parts, calls = [], []
     for group in stretches:
-        if any(map(_writes_to_others, group)):
-            return None  # a part would not know which of its inputs share memory with that
         takes = [_taken(stretch) for stretch in group]
         if any(_form(*pair) != _form(group[0], takes[0]) for pair in zip(group, takes)):
             return None  # the same operations on values of the same shapes, but of other places
@@ -122,26 +125,25 @@ def _joined(module: GraphModule, stretches: list[list[list[Node]]], last: Node) 
     return Cut(parts, calls, inputs, constants, last.args[0])
 
 
+def _views_first(nodes: list[Node]) -> list[Node]:
+    """The operations with views of inputs before all others: of the place in a vector that is a block's own, say."""
+    first: set[Node] = set()
+    for node in nodes:
+        of_inputs = all(one in first or one.op in ("placeholder", "get_attr") for one in node.all_input_nodes)
+        if node.op == "call_function" and of_inputs and not _computes(node):
+            first.add(node)
+    return [*(n for n in nodes if n in first), *(n for n in nodes if n not in first)]
+
+
 def _computes(node: Node) -> bool:
     view = isinstance(node.target, OpOverload) and node.target.is_view
     return node.target is not operator.getitem and not view
 
 
-def _writes_to_others(stretch: list[Node]) -> bool:
-    """Whether an operation in place changes the memory of what was there before the stretch."""
-    own = set(stretch)
-    for node in filter(_in_place, stretch):
-        _, *others = node.target._schema.arguments  # type: ignore[union-attr]
-        value: Any = node
-        while isinstance(value, Node) and (_in_place(value) or not _computes(value)):
-            value = value.args[0]  # views share the memory of what they are of
-        if value not in own or any(one.alias_info is not None and one.alias_info.is_write for one in others):
-            return True
-    return False
-
-
-def _in_place(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+def _in_place(module: GraphModule) -> bool:
+    """Whether an operation changes the memory of another's value."""
+    targets = (node.target for node in module.graph.nodes)
+    return any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets)
 
 
 def _tokens(nodes: list[Node]) -> list[int]:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedbayes.model.convolution import replaced, side_by_side, unfused
+from fedbayes.model.convolution import replaced, side_by_side
 from fedbayes.model.max_pool import pools
-from fedbayes.model.tracing import alone
+from fedbayes.model.tracing import alone, takes_own_functions
 from fedbayes.noise import Tape
 
 Handler = Callable[..., Any]
@@ -49,12 +49,17 @@ def training_handlers(tape: Tape, mask: Tensor | None, tiled: frozenset[int] = f
 DROPOUTS: dict[Any, int | None] = {F.dropout: None, F.dropout1d: 2, F.dropout2d: 2, F.dropout3d: 2}
 
 
-def _dropout(tape: Tape, axes: int | None) -> Handler:
+def _dropout(tape: Tape, axes: int | None, images: bool = True) -> Handler:
+    """By masks of `axes` leading axes, or all; of `images` [B, C, H, W] normals are read in the order of memory."""
+
     def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0.0:
             return input
         shape = [n if axes is None or i < axes else 1 for i, n in enumerate(input.shape)]
-        keep = tape.uniform(input, shape) >= p
+        if images and len(shape) == 4:  # where channels lie last
+            keep = tape.at_least(p, input, [shape[0], *shape[2:], shape[1]]).permute(0, 3, 1, 2)
+        else:
+            keep = tape.at_least(p, input, shape)
         return input * keep / (1 - p) if p < 1 else torch.zeros_like(input)
 
     return dropout
@@ -90,7 +95,7 @@ def _attention(tape: Tape) -> Handler:
             shares = scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
         else:
             shares = scores.softmax(-1)
-        return _dropout(tape, None)(shares, dropout_p, dropout_p > 0) @ value
+        return _dropout(tape, None, images=False)(shares, dropout_p, dropout_p > 0) @ value
 
     return attention
 
@@ -100,7 +105,7 @@ def batch_norm(mask: Tensor | None = None, tiled: frozenset[int] = frozenset()) 
 
     PyTorch's own where all rows are live and inputs are of that precision: in bfloat16 vmap can't take it. Nor
     can it on a GPU where channels lie last, as after stacked convolutions: there it is plain operations, to be fused.
-    Where nothing fuses them on a GPU it is `LiveNorm`, in a fifth of the passes over memory.
+    In training on a GPU it is `LiveNorm`, in fewer passes over memory.
     """
     numbers = count()
 
@@ -117,11 +122,11 @@ def batch_norm(mask: Tensor | None = None, tiled: frozenset[int] = frozenset()) 
         tile, exact = next(numbers) in tiled, running_mean is None or running_mean.dtype == input.dtype
         if exact and (mask is None or not training) and not side_by_side(input):
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        live = None if mask is None else _of_rows(mask, input.shape[0], tile)
+        if training and few_passes(input):
+            return _live_norm(input, live, running_mean, running_var, weight, bias, momentum, eps)
         dtype, x = input.dtype, input if running_mean is None else input.to(running_mean.dtype)
         column = [1, -1] + [1] * (x.dim() - 2)
-        live = None if mask is None else _of_rows(mask, x.shape[0], tile)
-        if training and unfused(input):
-            return _live_norm(x, live, running_mean, running_var, weight, bias, momentum, eps).to(dtype)
         if training:
             centred, variance = _statistics(x, live, running_mean, running_var, momentum)
         else:
@@ -136,6 +141,11 @@ def batch_norm(mask: Tensor | None = None, tiled: frozenset[int] = frozenset()) 
     return call
 
 
+def few_passes(x: Tensor) -> bool:
+    """Whether what counts is how often memory is read, and a function may have a gradient of its own."""
+    return x.is_cuda and takes_own_functions()
+
+
 def _live_norm(
     x: Tensor,
     mask: Tensor | None,
@@ -147,8 +157,9 @@ def _live_norm(
     eps: float,
 ) -> Tensor:
     """BatchNorm in training by `LiveNorm`; the running statistics move towards those of live rows, in place."""
-    live = x.new_ones(x.shape[0]) if mask is None else mask.to(x.dtype)
-    one, zero = x.new_ones(x.shape[1]), x.new_zeros(x.shape[1])
+    dtype = x.dtype if running_mean is None else running_mean.dtype
+    live = x.new_ones(x.shape[0], dtype=dtype) if mask is None else mask.to(dtype)
+    one, zero = (x.new_full((x.shape[1],), value, dtype=dtype) for value in (1.0, 0.0))
     out, mean, variance = LiveNorm.apply(
         x.flatten(2) if x.dim() > 2 else x[..., None],
         live,
@@ -164,20 +175,22 @@ def _live_norm(
 class LiveNorm(torch.autograd.Function):
     """(x - mean) / sqrt(variance + eps) * weight + bias of [B, C, P], with the statistics of live rows; and these.
 
-    Three passes over the input forward, eight backward. Statistics of rows and channels are joined as those of
-    parts of a sample are (Chan, Golub & LeVeque, 1979). No gradient goes through the statistics that are returned.
+    In the precision of `live`. Three passes over the input forward and eight backward, two and two where they are
+    fused. Statistics of rows and channels are joined as those of parts of a sample are (Chan, Golub & LeVeque, 1979).
+    No gradient goes through the statistics that are returned.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, live: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        given, x = x.dtype, x.to(live.dtype)
         variances, means = torch.var_mean(x, -1, correction=0)
         flags, rows = live[:, None], live.sum().clamp(min=1)
         mean = (means * flags).sum(0) / rows
         variance = ((variances + (means - mean).square()) * flags).sum(0) / rows
         scale = weight * (variance + eps).rsqrt()
-        return torch.addcmul((bias - mean * scale)[:, None], x, scale[:, None]), mean, variance
+        return torch.addcmul((bias - mean * scale)[:, None], x, scale[:, None]).to(given), mean, variance
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -186,7 +199,8 @@ class LiveNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, *_: Any) -> Any:
-        x, live, weight, mean, variance = ctx.saved_tensors
+        given, live, weight, mean, variance = ctx.saved_tensors
+        x, slope = given.to(live.dtype), slope.to(live.dtype)
         narrow = (variance + ctx.eps).rsqrt()
         scale, count = weight * narrow, live.sum().clamp(min=1) * x.shape[-1]
         total = slope.sum((0, -1))
@@ -195,7 +209,7 @@ class LiveNorm(torch.autograd.Function):
         constant = -scale * total / count - by_x * mean
         flags = live[:, None]
         pulled = torch.addcmul((flags * constant)[..., None], x, (flags * by_x)[..., None])
-        return torch.addcmul(pulled, slope, scale[:, None]), None, along, total, None
+        return torch.addcmul(pulled, slope, scale[:, None]).to(given.dtype), None, along, total, None
 
 
 def _of_rows(mask: Tensor, rows: int, tile: bool) -> Tensor:
