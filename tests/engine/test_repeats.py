@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedbayes.engine import compiled, compiler, repeats
+from fedbayes.engine import compiler, repeats, several
 from fedbayes.engine.compiled import Compiled, traced
 
 
@@ -150,7 +150,7 @@ def test_blocks_with_their_own_place_in_one_vector_are_one_part():
 
 def test_a_compiled_step_in_parts_is_the_step(monkeypatch):
     seen = []
-    monkeypatch.setattr(compiled, "kernels", lambda graph, shapes, options: seen.append(shapes) or graph)
+    monkeypatch.setattr(several, "kernels", lambda graph, shapes, options: seen.append(shapes) or graph)
     step, weights, x = stacked_step([Block(4) for _ in range(6)])
     ours = Compiled(step)(weights, x)
     assert len(seen) > 2

@@ -60,6 +60,11 @@ class Beside:
         self._waiting.start()
         return process
 
+    def wait(self) -> None:
+        """Until it is done."""
+        if self._process is not None:
+            self._waiting.join()
+
     @property
     def done(self) -> bool:
         return self._process is None or not self._waiting.is_alive()

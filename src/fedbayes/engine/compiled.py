@@ -17,6 +17,7 @@ from fedbayes.engine.beside import Beside, plain
 from fedbayes.engine.clock import COMPILE, share
 from fedbayes.engine.compiler import kernels
 from fedbayes.engine.repeats import Part, cut
+from fedbayes.engine.several import made
 from fedbayes.model.recomputation import noted_blocks, peak, recompute
 
 SMALL = 2**23  # numbers of the largest tensor of a step whose launches are joined: up to there it was measured
@@ -74,7 +75,8 @@ class Compiled:
             for key, (program, beside) in self.beside.items():
                 if beside.fault is not None:
                     raise RuntimeError(beside.fault)
-                self._programs[key] = self._ready(program)
+                ready = [kernels(*part, program.options) for part in program.parts]  # from disk
+                self._programs[key] = program.join(ready), program.out
                 beside.mark()
         self.beside = {}
 
@@ -106,8 +108,8 @@ class Compiled:
         return Program([Part(plain(one), given) for one, given in pieces.parts], pieces.run, out, options)
 
     def _ready(self, program: Program) -> tuple[Callable[..., Any], Any]:
-        made = [kernels(*part, program.options) if self.kernels else part.graph for part in program.parts]
-        return program.join(made), program.out
+        ready = made(program.parts, program.options) if self.kernels else [part.graph for part in program.parts]
+        return program.join(ready), program.out
 
     def _trace(
         self, leaves: list[Any], places: list[int], structure: Any, inputs: list[Tensor]

@@ -1,0 +1,77 @@
+"""Many parts of a step are compiled by several processes, and found by this one."""
+
+import pytest
+import torch
+
+from fedbayes.engine import beside, several
+from fedbayes.engine.beside import plain
+from fedbayes.engine.compiled import traced
+from fedbayes.engine.repeats import Part
+
+
+def test_parts_are_shared_out_by_size_where_there_are_cores():
+    sizes = [900, 100, 500, 400, 300]
+    assert several.shared_out(sizes, 3) == [[0, 2, 3, 4, 1]]
+    assert several.shared_out(sizes, 8) == [[0, 4], [2, 3, 1]]
+    assert several.shared_out(sizes, 64) == [[0], [2], [3], [4, 1]]
+    assert several.shared_out([100, 90], 64) == [[0, 1]]  # too little for another process
+
+
+def first(t):
+    return [(t.cos() + torch.arange(3.0)).sin()]
+
+
+def second(t):
+    return [t * 2 + torch.arange(3.0), t - 1]
+
+
+def parts():
+    x = torch.empty(3)
+    shapes = [(x.shape, x.stride(), x.dtype, x.device, 0)]
+    return [Part(plain(traced(f, [x], again=False)), shapes) for f in (first, second)]
+
+
+@pytest.fixture
+def _two(monkeypatch):
+    """Another process compiles the first part."""
+    monkeypatch.setattr(several, "shared_out", lambda sizes, cores: [[1], [0]])
+
+
+def checked(made):
+    x = torch.rand(3)
+    for ours, theirs in zip(made, (first, second), strict=True):
+        torch.testing.assert_close(list(ours(x)), theirs(x))
+
+
+@pytest.mark.usefixtures("_two")
+def test_what_another_process_compiled_is_only_loaded_and_the_next_time_without_one(monkeypatch):
+    from torch._inductor import compile_fx
+
+    torch.set_float32_matmul_precision("highest")
+    compiled, own = [], compile_fx.fx_codegen_and_compile
+    monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", lambda *a, **k: compiled.append(a) or own(*a, **k))
+    checked(several.made(parts(), {"cpp.threads": 1}))
+    assert len(compiled) == 1
+    monkeypatch.setattr(beside.subprocess, "Popen", lambda *a, **k: pytest.fail("another process was begun"))
+    checked(several.made(parts(), {"cpp.threads": 1}))
+    assert len(compiled) == 1
+
+
+@pytest.mark.usefixtures("_two")
+def test_what_another_process_could_not_compile_is_compiled_here(monkeypatch):
+    monkeypatch.setattr(beside, "written", lambda parts, options: b"nothing that can be read")
+    checked(several.made(parts(), {"cpp.threads": 1}))
+
+
+@pytest.mark.usefixtures("_two")
+def test_no_process_outlives_a_fault(monkeypatch):
+    ended, own = [], beside.Beside.end
+    monkeypatch.setattr(beside.Beside, "end", lambda self: ended.append(self) or own(self))
+
+    def fails(*part):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(several, "kernels", fails)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        several.made(parts(), {"cpp.threads": 2})
+    assert [one.done for one in ended] == [True]
