@@ -1,5 +1,7 @@
 """Many parts of a step are compiled by several processes, and found by this one."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -60,6 +62,16 @@ def test_what_another_process_compiled_is_only_loaded_and_the_next_time_without_
 @pytest.mark.usefixtures("_two")
 def test_what_another_process_could_not_compile_is_compiled_here(monkeypatch):
     monkeypatch.setattr(beside, "written", lambda parts, options: b"nothing that can be read")
+    checked(several.made(parts(), {"cpp.threads": 1}))
+
+
+@pytest.mark.usefixtures("_two")
+def test_what_cannot_be_sent_to_another_process_is_compiled_here(monkeypatch):
+    def unwritable(parts, options):
+        raise pickle.PicklingError("an operation without a name")
+
+    monkeypatch.setattr(beside, "written", unwritable)
+    assert "an operation without a name" in str(beside.Beside(parts(), {}).fault)
     checked(several.made(parts(), {"cpp.threads": 1}))
 
 

@@ -37,9 +37,16 @@ class Beside:
 
     def __init__(self, parts: Sequence[tuple[GraphModule, Any]], options: dict[str, Any]) -> None:
         keep_programs()
-        letter = written(parts, options)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unsent: str | None = None
+        try:
+            letter = written(parts, options)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self._unsent = f"the step can't be sent to another process: {error}"
+            return
         self._mark = Path(os.environ[INDUCTOR]) / f"beside-{_digest(letter)}"
-        self._process = None if self._mark.exists() else self._begun(letter)
+        if not self._mark.exists():
+            self._process = self._begun(letter)
 
     def _begun(self, letter: bytes) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-c", f"from {__name__} import serve; serve({os.getpid()})"]
@@ -73,7 +80,7 @@ class Beside:
     def fault(self) -> str | None:
         """Why nothing was compiled; None where it was."""
         if self._process is None or self._process.returncode == 0:
-            return None
+            return self._unsent
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"the compiler's process ended with code {self._process.returncode}"
