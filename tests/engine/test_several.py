@@ -8,6 +8,7 @@ import torch
 from fedbayes.engine import beside, several
 from fedbayes.engine.beside import plain
 from fedbayes.engine.compiled import traced
+from fedbayes.engine.kept import INDUCTOR
 from fedbayes.engine.repeats import Part
 
 
@@ -34,8 +35,9 @@ def parts():
 
 
 @pytest.fixture
-def _two(monkeypatch):
-    """Another process compiles the first part."""
+def _two(monkeypatch, tmp_path):
+    """Another process compiles the first part; nothing is kept yet."""
+    monkeypatch.setenv(INDUCTOR, str(tmp_path))
     monkeypatch.setattr(several, "shared_out", lambda sizes, cores: [[1], [0]])
 
 
