@@ -134,9 +134,10 @@ def test_the_listing_finds_them():
     assert {"digits", "diabetes", "cubic"} < present
 
 
-def test_standardised_digits_have_mean_0_and_deviation_1():
-    data = loaded("mnist", standardised=True)
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_standardised_pixels_have_mean_0_and_deviation_1(name):
+    data = loaded(name, standardised=True)
     seen = data.prepare(data.x)
     assert float(seen.mean()) == pytest.approx(0, abs=1e-3)
     assert float(seen.std()) == pytest.approx(1, abs=1e-3)
-    assert torch.equal(data.x, loaded("mnist").x)
+    assert torch.equal(data.x, loaded(name).x)

@@ -28,6 +28,7 @@ _TEXTURES = (
     *("chequered", "cobwebbed", "cracked", "crosshatched", "crystalline"),
 )
 _MNIST_STANDARDISED = Prepare((0.1307,), (0.3081,))
+_FASHION_STANDARDISED = Prepare((0.2860,), (0.3530,))
 _CIFAR10_PREPARE = Prepare((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 _CIFAR100_PREPARE = Prepare((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 _SVHN_PREPARE = Prepare((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
@@ -39,9 +40,10 @@ def mnist(*, standardised: bool = False) -> Dataset:
     return replace(data, prepare=_MNIST_STANDARDISED) if standardised else data
 
 
-def fashion_mnist() -> Dataset:
-    """Pieces of clothing (Xiao et al., 2017); the network sees [0, 1]."""
-    return _from_idx("fashion-mnist", _FASHION)
+def fashion_mnist(*, standardised: bool = False) -> Dataset:
+    """Pieces of clothing (Xiao et al., 2017); the network sees [0, 1], or pixels of mean 0 and deviation 1."""
+    data = _from_idx("fashion-mnist", _FASHION)
+    return replace(data, prepare=_FASHION_STANDARDISED) if standardised else data
 
 
 def kmnist() -> Dataset:

@@ -23,6 +23,11 @@ class Cause(NamedTuple):
 
 
 FEDUAB = ("feduab-6", "feduab-7", "feduab-8")
+DEEP = " as in table I"
+PFEDPF = {
+    " standardised": "whether pixels are standardised is not said",
+    DEEP: "a rate of .01 and averaged statistics do not train this network",
+}
 CAUSES = (
     Cause(
         FEDUAB,
@@ -35,11 +40,25 @@ CAUSES = (
         FEDUAB, "row", "FedProx", "FedProx as made there", "half the squared distance; the printed row has the distance"
     ),
     *(
+        Cause(FEDUAB, "row", row, f"{row} started as there", "PyTorch's first weights; the authors' are larger")
+        for row in ("FedUAB-1", "FedUAB-2", "FedUAB-5")
+    ),
+    *(
         Cause(FEDUAB, "row", row, f"{row} standardised", "whether pixels are standardised is not said")
         for row in ("FedAvg", "FedUAB-1", "FedUAB-2", "FedUAB-5")
     ),
     Cause(("fedag-2", "fedag-3"), "column", "FedAG linear", "BLR", "one round does not arrive at least squares"),
     Cause(("fedag-4",), "column", "FedAG network", "FedAG no noise", "the noise of targets is counted in"),
+    *(
+        Cause(("pfedpf-2", "pfedpf-3"), "row", f"{method}{flow}", f"{method}{again}{flow}", why)
+        for method in ("FedAvg", "FedPer", "LG-FedAvg")
+        for flow in ("", "-pf")
+        for again, why in PFEDPF.items()
+    ),
+    *(
+        Cause(("pfedpf-4",), "row", f"FedAvg{flow}", f"FedAvg{DEEP}{flow}", PFEDPF[DEEP])
+        for flow in ("", "-la", *(f"-nf{n}" for n in (1, 3, 5, 10, 20)))
+    ),
     *(
         Cause(("pfedpf-2", "pfedpf-3"), "row", f"{method}-pf", f"{method}-{flow}", why)
         for method in ("FedAvg", "FedPer", "LG-FedAvg")
