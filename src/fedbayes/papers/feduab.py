@@ -231,7 +231,8 @@ def ablations() -> list[Cell[Experiment]]:
 
 
 DEPARTURES = (
-    "the last round is scored; whether print has the last or the best is not said",
+    "the last round is scored; the paper speaks of the highest accuracy attainable, and does not say which its tables have",
+    "means start from PyTorch's first weights; the authors' code draws larger ones, as rows do that started as there",
     "FedProx pays half the squared distance, its authors' code the distance",
     "pFedBayes is its own algorithm (zeta = 10, Adam at 1e-3); the printed row is of FedUAB's client, as made there",
     "MNIST: pixels in [0, 1], and standardised in a row of its own; what print has is not said",

@@ -26,7 +26,9 @@ LEGEND = (
 )
 CAUSE = (
     "A cause is shown by another row of the same table, with that one thing done otherwise: it leaves no more than "
-    "half of the gap to print, and its number stands behind. Everything else is open."
+    "half of the gap to print, and its number stands behind. FedUAB's paper measures the highest accuracy attainable "
+    "and does not say whether its tables do: there the round of the highest accuracy on test rows, which nobody could "
+    "have known to stop at, may be the cause. Everything else is open."
 )
 MADE = "<!-- fedbayes table --all: made anew from here on -->"
 

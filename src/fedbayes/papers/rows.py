@@ -41,6 +41,7 @@ def _row(cell: Cell[E], metric: str, path: str, contents: Sequence[Content]) -> 
         "error": spread / len(values) ** 0.5 if len(values) > 1 else _at(first, f"error.{path}"),
         **_jitter(contents, path),
         "oracle_best": sum(known) / len(known) if known else None,
+        **_at_best(contents, path),
         "published": cell.published.get(metric),
         "rounds": first["rounds"],
         "seeds": sorted(content["seed"] for content in contents),
@@ -50,6 +51,15 @@ def _row(cell: Cell[E], metric: str, path: str, contents: Sequence[Content]) -> 
         "commit": _each(contents, "commit"),
         "date": _each(contents, "date") or None,
     }
+
+
+def _at_best(contents: Sequence[Content], path: str) -> dict[str, float]:
+    """The score in the round of the highest accuracy on test data, averaged over seeds."""
+    name = path.removeprefix("test.")
+    rounds = [[r for r in content.get("curve", []) if "accuracy" in r and name in r] for content in contents]
+    if path == name or not all(rounds):
+        return {}
+    return {"at_best": sum(max(curve, key=lambda r: r["accuracy"])[name] for curve in rounds) / len(rounds)}
 
 
 def _jitter(contents: Sequence[Content], path: str) -> dict[str, float]:
