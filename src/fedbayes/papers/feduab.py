@@ -231,7 +231,7 @@ def ablations() -> list[Cell[Experiment]]:
 
 
 DEPARTURES = (
-    "the last round is scored; the paper speaks of the highest accuracy attainable, and does not say which its tables have",
+    "the last round is scored; the paper speaks of the highest accuracy attainable, and does not say which it prints",
     "means start from PyTorch's first weights; the authors' code draws larger ones, as rows do that started as there",
     "FedProx pays half the squared distance, its authors' code the distance",
     "pFedBayes is its own algorithm (zeta = 10, Adam at 1e-3); the printed row is of FedUAB's client, as made there",
