@@ -233,6 +233,22 @@ def test_the_page_has_a_line_for_each_site(blobs, tmp_path):
     assert "the inputs changed" in text
 
 
+def test_a_watch_goes_on_as_it_began_or_says_with_what(blobs, tmp_path):
+    """What is not asked for again is as it was."""
+    asked = {"scores": ["entropy", "epistemic"], "alpha": 0.01, "reference": "none"}
+    fb.watch(blobs, 0, **asked, folder=tmp_path).save()
+    for again in ({}, asked, {"scores": ["epistemic", "entropy"]}):
+        state = fb.watch(blobs, 0, **again, folder=tmp_path).state
+        assert (state.alpha, state.reference) == (0.01, 0)
+    for other, began in (
+        ({"scores": ["entropy"]}, "scores entropy,epistemic"),
+        ({"alpha": 0.05}, "alpha 0.01"),
+        ({"reference": "own"}, "a reference of 0 rows"),
+    ):
+        with pytest.raises(InputError, match=f"began with {began}; delete it, and the watch begins anew"):
+            fb.watch(blobs, 0, **{**asked, **other}, folder=tmp_path)
+
+
 def test_histories_stay_short_and_keep_their_ends(blobs):
     state = fb.watch(blobs, 0).state
     for _ in range(5000):

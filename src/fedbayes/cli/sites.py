@@ -138,8 +138,12 @@ def watch(
     ] = None,
     time: Annotated[str | None, typer.Option(help="The column that says when a row came.")] = None,
     scores: Annotated[str | None, typer.Option(help="epistemic,energy,entropy,mahalanobis,...")] = None,
-    alpha: Annotated[float, typer.Option(help="The chance of a false alarm, over all time.")] = 0.05,
-    reference: Annotated[str, typer.Option(help="Compare with own held-out rows, federation, or none.")] = "own",
+    alpha: Annotated[
+        float | None, typer.Option(help="The chance of a false alarm, over all time; 0.05 by default.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Compare with own held-out rows, as by default, federation, or none.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
     trust: Trust = None,
 ) -> None:

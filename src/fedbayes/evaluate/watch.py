@@ -116,29 +116,31 @@ def watch(
     site: int | str,
     *,
     scores: Sequence[str] | None = None,
-    alpha: float = 0.05,
-    reference: str = "own",
+    alpha: float | None = None,
+    reference: str | None = None,
     labels: bool = True,
     folder: str | Path | None = None,
 ) -> Watch:
-    """A watch on a site, by number or name; where the folder holds one of that site, it goes on.
+    """A watch on a site, by number or name; where the folder holds one of that site, it goes on as it began.
 
-    `scores` are those of `fb.ood` that the run allows. `reference` are the rows to compare with: the site's `own`
-    held-out rows, those of the `federation` (for a place that is no site of it), or `none`, where a stream is
-    compared with its own beginning. `labels` adds bets on labels, for rows whose label becomes known.
+    `scores` are those of `fb.ood` that the run allows, `alpha` is the chance of a false alarm, .05 by default.
+    `reference` are the rows to compare with: the site's `own` held-out rows, as by default, those of the `federation`
+    (for a place that is no site of it), or `none`, where a stream is compared with its own beginning. `labels` adds
+    bets on labels, for rows whose label becomes known.
     """
     check_whole(run)
-    name = _name(run, site, reference)
+    if alpha is not None and not 0 < alpha < 1:
+        raise InputError(f"alpha is the chance of a false alarm, above 0 and below 1, not {alpha}")
+    if reference is not None and reference not in REFERENCES:
+        raise unknown("reference", reference, REFERENCES)
+    name = _name(run, site, reference or "own")
     if folder is not None and (state := watched.at(folder, name)) is not None:
         if state.run != _posterior(run):
-            raise InputError(
-                f"{watched.path_of(folder, name)} watches another posterior; delete it, and the watch begins anew"
-            )
+            raise InputError(f"{watched.path_of(folder, name)} watches another posterior; {watched.MEND}")
+        if fault := _otherwise(run, state, scores, alpha, reference):
+            raise InputError(f"{watched.path_of(folder, name)} began with {fault}; {watched.MEND}")
         return Watch(run, state, Path(folder))
-    if not 0 < alpha < 1:
-        raise InputError(f"alpha is the chance of a false alarm, above 0 and below 1, not {alpha}")
-    if reference not in REFERENCES:
-        raise unknown("reference", reference, REFERENCES)
+    alpha, reference = 0.05 if alpha is None else alpha, "own" if reference is None else reference
     chosen = channels_of(run, scores, labels)
     x, y = _reference(run, name, reference)
     seen = see(run, x, y, chosen, 0)
@@ -152,6 +154,20 @@ def watch(
         made.append(Channel(channel, kind_of(channel), counts, fortune, mix))
     state = State(name, alpha, run.task.seed, len(x), made, run=_posterior(run))
     return Watch(run, state, None if folder is None else Path(folder))
+
+
+def _otherwise(
+    run: Run, state: State, scores: Sequence[str] | None, alpha: float | None, reference: str | None
+) -> str | None:
+    """What of a watch is not as asked for now; None where all is that is asked for."""
+    began = [channel.name for channel in state.channels if channel.name not in (MIX, MEAN, LABEL)]
+    if scores is not None and set(scores) != set(began):
+        return f"scores {','.join(began)}"
+    if alpha is not None and alpha != state.alpha:
+        return f"alpha {state.alpha:g}"
+    if reference is not None and len(_reference(run, state.site, reference)[0]) != state.reference:
+        return f"a reference of {state.reference} rows"
+    return None
 
 
 def channels_of(run: Run, scores: Sequence[str] | None, labels: bool) -> tuple[str, ...]:
