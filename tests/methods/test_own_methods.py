@@ -11,7 +11,7 @@ import fedbayes as fb
 from fedbayes.clients.client import Upload
 from fedbayes.errors import InputError
 from fedbayes.federation.program import Program
-from fedbayes.methods import Setting
+from fedbayes.methods import Method, Setting
 from fedbayes.methods.points import FedAvg
 from fedbayes.options import flag, option, record
 
@@ -42,7 +42,7 @@ def bare_of(upload: Upload) -> Upload:
     return upload._replace(parts={"model": upload.parts["model"]})
 
 
-def fitted(method: fb.methods.Method | type, **options: object) -> fb.Run:
+def fitted(method: Method | type, **options: object) -> fb.Run:
     x = torch.rand(12, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     network = nn.Sequential(nn.Flatten(), nn.Linear(48, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     sites = [(x[:6], torch.tensor([0, 1] * 3)), (x[6:], torch.tensor([0, 1] * 3))]
@@ -72,6 +72,15 @@ def test_parts_that_a_method_leaves_out_are_named():
 def test_parts_that_a_client_does_not_upload_are_named(engine):
     with pytest.raises(InputError, match="a client's upload has no part 'buffers', which the method pools"):
         fitted(Forgetful(uploads=False), engine=engine)
+
+
+def test_a_method_that_composes_nothing_is_refused():
+    @record
+    class Empty(Method):
+        name: ClassVar[str] = "empty"
+
+    with pytest.raises(InputError, match=r"method empty has no compose\(self, setting\) -> Program; docs"):
+        fitted(Empty())
 
 
 def test_a_class_is_no_method():

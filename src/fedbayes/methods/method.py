@@ -94,7 +94,10 @@ class Method:
         return ()
 
     def compose(self, setting: Setting) -> Program:
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is composed")
+        """The method for a network, before what its options add to any method; each has its own."""
+        raise InputError(
+            f"method {self.name} has no compose(self, setting) -> Program; docs/tutorial.md has one to begin with"
+        )
 
 
 def _check_composed(name: str, program: Program, setting: Setting) -> None:
