@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedbayes.engine.beside import Beside, plain
 from fedbayes.engine.clock import COMPILE, share
-from fedbayes.engine.compiler import kernels
+from fedbayes.engine.compiler import begin_helpers, kernels
 from fedbayes.engine.repeats import Part, cut
 from fedbayes.engine.several import made
 from fedbayes.model.recomputation import noted_blocks, peak, recompute
@@ -94,13 +94,15 @@ class Compiled:
 
     def _program(self, leaves: list[Any], places: list[int], structure: Any, inputs: list[Tensor]) -> Program:
         """The traced function of the tensors at these places of the leaves."""
+        device = next((t.device.type for t in inputs), "cpu")
+        if self.kernels:
+            begin_helpers(device)
         # Two inputs that are one tensor now, as at a round's start, may be two at the next call.
         apart = [torch.empty_like(t) for t in inputs]
         graph, out = self._trace(leaves, places, structure, apart)
         shapes = [(t.shape, t.stride(), t.dtype, t.device, 0) for t in apart]
         # As traced: in the order of operations, for those that are computed again stand where memory is free for them.
         as_traced = {"reorder_for_locality": False} if self.again else {}
-        device = next((t.device.type for t in inputs), "cpu")
         options = {"cpp.threads": torch.get_num_threads(), **as_traced, **launches(graph, device)}
         pieces = cut(graph, apart) if self.kernels and not self.again else None
         if pieces is None:

@@ -16,6 +16,15 @@ from torch.fx import GraphModule
 from fedbayes.engine.kept import keep_programs
 
 
+def begin_helpers(device: str) -> None:
+    """On a GPU let the processes that make kernels side by side begin: until they are there, this one makes each."""
+    if device == "cuda":
+        from torch._inductor.async_compile import AsyncCompile
+
+        keep_programs()
+        AsyncCompile.wakeup()
+
+
 def kernels(graph: GraphModule, shapes: list[tuple[Any, ...]], options: dict[str, Any]) -> Callable[..., Any]:
     """A graph's operations compiled for inputs of these shapes, strides, types, devices and offsets; kept on disk."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # loads sympy

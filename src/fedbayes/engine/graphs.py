@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.clients.client import Info
@@ -61,7 +62,7 @@ class Graph:
             self.graphs[self.many].replay()
         for _ in range(self.steps % self.many):
             self.graphs[1].replay()
-        return tree_map(torch.clone, self.state)
+        return _fresh(self.state)
 
 
 def own_memory(info: Info, axes: Mapping[str, int | None] | None) -> Info:
@@ -86,7 +87,7 @@ class Captured:
         """f(inputs), a fresh copy."""
         _copy(self.inputs, inputs)
         self.graph.replay()
-        return tree_map(torch.clone, self.outputs)
+        return _fresh(self.outputs)
 
 
 def _aside(f: Callable[[], object]) -> None:
@@ -99,14 +100,31 @@ def _aside(f: Callable[[], object]) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
+def _fresh(values: Any) -> Any:
+    """Copies of all tensors."""
+    new = tree_map(torch.empty_like, values)
+    _copy(new, values)
+    return new
+
+
 def _copy(into: Any, values: Any) -> None:
+    """Write values into the tensors of a tree, those of one type at once: each alone would cost a launch."""
+    together: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for a, b in _pairs(into, values):
+        if a is not None and a is not b:
+            olds, news = together.setdefault((a.dtype, b.dtype, b.device), ([], []))
+            olds.append(a)
+            news.append(b)
+    for olds, news in together.values():
+        torch._foreach_copy_(olds, news, non_blocking=True)
+
+
+def _pairs(into: Any, values: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(into, dict):  # by name: a step may have put them in another order
         for name, old in into.items():
-            _copy(old, values[name])
+            yield from _pairs(old, values[name])
     elif isinstance(into, tuple):
         for old, new in zip(into, values, strict=True):
-            _copy(old, new)
+            yield from _pairs(old, new)
     else:
-        for a, b in zip(tree_leaves(into), tree_leaves(values), strict=True):
-            if a is not None and a is not b:
-                a.copy_(b, non_blocking=True)
+        yield from zip(tree_leaves(into), tree_leaves(values), strict=True)
