@@ -148,6 +148,70 @@ def test_blocks_with_their_own_place_in_one_vector_are_one_part():
     torch.testing.assert_close(parts.run([part.graph for part in parts.parts])(vector), step(vector))
 
 
+def computing(part):
+    return sum(repeats._computes(node) for node in part.graph.graph.nodes if node.op == "call_function")
+
+
+@pytest.mark.parametrize("blocks", [1, 6], ids=["no repeats", "repeats"])
+@pytest.mark.parametrize("longest", [12, 40])
+def test_a_long_step_is_cut_into_pieces_which_together_are_the_step(monkeypatch, blocks, longest):
+    monkeypatch.setattr(repeats, "LONGEST", {"cpu": longest})
+    step, weights, x = stacked_step([Block(4) for _ in range(blocks)])
+    graph, parts = calls_of(step, weights, x)
+    sizes = [computing(part) for part in parts.parts]
+    assert 1 < max(sizes) <= 1.6 * longest  # a cut may be a quarter of a piece from its even place
+    assert len(parts.parts) > sum(sizes) / longest / 1.6
+    joined = parts.run([part.graph for part in parts.parts])(*weights.values())
+    for a, b in zip(graph(*weights.values()), joined, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_short_step_stays_whole_where_long_ones_are_cut(monkeypatch):
+    monkeypatch.setattr(repeats, "LONGEST", {"cpu": 400})
+    assert calls_of(*stacked_step([Block(4)]))[1] is None
+
+
+def test_a_long_step_is_cut_where_least_goes_across(monkeypatch):
+    """Not where six times as many numbers do; what is read much later counts at no place."""
+
+    def step(x):
+        early = x.expand(9, 6).exp()
+        for k in range(100):
+            x = x.sum(0, keepdim=True).cos() if k == 40 else (x + early).mean(0) if k == 45 else x.sin()
+        return [x]
+
+    monkeypatch.setattr(repeats, "LONGEST", {"cpu": 60})
+    monkeypatch.setattr(repeats, "LEAST", {"cpu": 2.0})  # equal stretches are no part of their own
+    inputs = [torch.linspace(0, 1, 6)]
+    parts = repeats.cut(traced(step, inputs, again=False), inputs)
+    assert len(parts.calls) == 3  # views of inputs, and two pieces
+    assert sorted(shape for shape, *_ in parts.parts[2].shapes) == [(1,), (9, 6)]
+    torch.testing.assert_close(parts.run([part.graph for part in parts.parts])(*inputs), step(*inputs))
+
+
+def test_what_gives_several_values_is_in_one_piece_with_their_readers(monkeypatch):
+    def step(x):
+        for _ in range(30):
+            values, places = x.sort()
+            x = values.cos() + places.to(x.dtype).flip(0).sum() / 10
+        return [x]
+
+    monkeypatch.setattr(repeats, "LONGEST", {"cpu": 20})
+    monkeypatch.setattr(repeats, "LEAST", {"cpu": 2.0})  # no repeats: each place of a cut is chosen
+    inputs = [torch.linspace(0, 1, 6)]
+    parts = repeats.cut(traced(step, inputs, again=False), inputs)
+    assert len(parts.calls) > 4
+    torch.testing.assert_close(parts.run([part.graph for part in parts.parts])(*inputs), step(*inputs))
+
+
+def test_views_of_inputs_are_a_part_of_their_own(monkeypatch):
+    monkeypatch.setattr(repeats, "LONGEST", {"cpu": 40})
+    _, parts = calls_of(*stacked_step([Block(4)]))
+    first = parts.parts[parts.calls[0].part]
+    assert not repeats.computes(first)
+    assert all(repeats.computes(part) for part in parts.parts if part is not first)
+
+
 def test_a_compiled_step_in_parts_is_the_step(monkeypatch):
     seen = []
     monkeypatch.setattr(several, "kernels", lambda graph, shapes, options: seen.append(shapes) or graph)

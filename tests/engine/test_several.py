@@ -15,8 +15,9 @@ from fedbayes.engine.repeats import Part
 def test_parts_are_shared_out_by_size_where_there_are_cores():
     sizes = [900, 100, 500, 400, 300]
     assert several.shared_out(sizes, 3) == [[0, 2, 3, 4, 1]]
-    assert several.shared_out(sizes, 8) == [[0, 4], [2, 3, 1]]
-    assert several.shared_out(sizes, 64) == [[0], [2], [3], [4, 1]]
+    assert several.shared_out(sizes, 4) == [[0, 4], [2, 3, 1]]
+    assert several.shared_out(sizes, 8) == [[0], [2], [3], [4, 1]]
+    assert len(several.shared_out([100] * 20, 64)) == several.MOST
     assert several.shared_out([100, 90], 64) == [[0, 1]]  # too little for another process
 
 
@@ -59,6 +60,18 @@ def test_what_another_process_compiled_is_only_loaded_and_the_next_time_without_
     monkeypatch.setattr(beside.subprocess, "Popen", lambda *a, **k: pytest.fail("another process was begun"))
     checked(several.made(parts(), {"cpp.threads": 1}))
     assert len(compiled) == 1
+
+
+def test_a_part_that_takes_views_alone_is_not_compiled(monkeypatch):
+    x = torch.rand(6)
+    shapes = [(x.shape, x.stride(), x.dtype, x.device, 0)]
+    graphs = [plain(traced(f, [x], again=False)) for f in (lambda t: [t[:3]], lambda t: [t[:3] + 1])]
+    compiled = []
+    monkeypatch.setattr(several, "kernels", lambda graph, shapes, options: compiled.append(graph) or graph)
+    views, sums = several.made([Part(graph, shapes) for graph in graphs], {})
+    assert compiled == [sums]
+    assert views is graphs[0]
+    torch.testing.assert_close(views(x)[0], x[:3])
 
 
 @pytest.mark.usefixtures("_two")

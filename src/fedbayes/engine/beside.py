@@ -32,11 +32,15 @@ from fedbayes.engine.kept import INDUCTOR, keep_programs
 class Beside:
     """A process that compiles and keeps the parts of a step, graphs and shapes. It ends with this one, or when told.
 
-    There is none where a run before has kept them already, by a mark on disk.
+    There is none where a run before has kept them already, by a mark on disk. `helpers` False: it makes kernels
+    itself, one by one, where by default processes of its own do on a GPU.
     """
 
-    def __init__(self, parts: Sequence[tuple[GraphModule, Any]], options: dict[str, Any]) -> None:
+    def __init__(
+        self, parts: Sequence[tuple[GraphModule, Any]], options: dict[str, Any], *, helpers: bool = True
+    ) -> None:
         keep_programs()
+        self._helpers = helpers
         self._process: subprocess.Popen[bytes] | None = None
         self._unsent: str | None = None
         try:
@@ -52,6 +56,8 @@ class Beside:
         words = [sys.executable, "-c", f"from {__name__} import serve; serve({os.getpid()})"]
         # Its packages are found where ours are. A session of its own: Ctrl-C is for the run, which then ends it.
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        if not self._helpers:
+            env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         # No pipe: the compiler's own helpers would hold it open.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(

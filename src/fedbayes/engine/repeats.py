@@ -1,13 +1,16 @@
-"""What a traced step does again and again, as the blocks of a deep network do: compiled once, and called as often.
+"""A long traced step in parts: what it does again and again, as the blocks of a deep network do, is compiled once.
 
 A trace is a list of operations. Where a stretch of it follows itself several times, on values of the same shapes, the
-list is cut into that stretch and what stands between. Costs what the compiler would have fused across the cuts.
+list is cut into that stretch and what stands between. On a GPU long stretches are cut again, where least goes from one
+piece to the next: the compiler's work grows faster than a stretch, and several processes can share it. Costs what the
+compiler would have fused across the cuts.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +24,8 @@ from torch.fx.node import map_aggregate, map_arg
 # Of a step's computing operations that need not be compiled, for it to be cut. On a GPU more is fused, and is lost.
 LEAST = {"cpu": 0.4, "cuda": 0.4}
 SHORTEST = 8  # operations of a stretch
+LONGEST = {"cuda": 400}  # operations that are compiled as one; where cuts cost no launches, there is no limit
+NEAR = 30  # operations on: what is read no later would have been fused
 ALIGNMENT = 16  # bytes
 
 Shapes = list[tuple[Any, ...]]
@@ -78,7 +83,7 @@ def _laid(value: Tensor, stride: tuple[int, ...]) -> Tensor:
 
 
 def cut(module: GraphModule, inputs: Sequence[Tensor]) -> Cut | None:
-    """The graph of these inputs in parts, some called several times; None where too little of it repeats itself."""
+    """The graph of these inputs in parts, some called several times; None where it had better stay whole."""
     values = (node.meta.get("val") for node in module.graph.nodes)
     device = next((value.device.type for value in values if isinstance(value, Tensor)), "")
     if device not in LEAST:
@@ -87,34 +92,79 @@ def cut(module: GraphModule, inputs: Sequence[Tensor]) -> Cut | None:
         module = make_fx(functionalize(module), tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     if _in_place(module):
         return None
-    *nodes, last = _views_first([n for n in module.graph.nodes if n.op not in ("placeholder", "get_attr")])
+    *nodes, last = [n for n in module.graph.nodes if n.op not in ("placeholder", "get_attr")]
+    views, nodes = _views_first(nodes)
+    longest = LONGEST.get(device, len(nodes) + len(views))
+    is_long = len(nodes) > longest
+    if not is_long:
+        views, nodes = [], views + nodes
     work = [_computes(node) for node in nodes]
-    spans = sorted(_spans(_tokens(nodes), work, 0, len(nodes)))
+    spans = [span for span in sorted(_spans(_tokens(nodes), work, 0, len(nodes))) if _are_alike(nodes, *span)]
     if sum((times - 1) * sum(work[at : at + length]) for at, length, times in spans) < LEAST[device] * sum(work):
+        spans = []
+    if not spans and not is_long:
         return None
-    stretches: list[list[list[Node]]] = []  # those of one inner list are compiled as one
+    groups: list[list[list[Node]]] = [[views]]  # the stretches of one are compiled as one
     done = 0
     for at, length, times in [*spans, (len(nodes), 0, 0)]:
-        if done < at:
-            stretches.append([nodes[done:at]])
-        stretches.append([nodes[at + k * length : at + (k + 1) * length] for k in range(times)])
+        groups.append([nodes[done:at]])
+        groups.append([nodes[at + k * length : at + (k + 1) * length] for k in range(times)])
         done = at + length * times
-    return _joined(module, [group for group in stretches if group], last)
+    pieces = [piece for group in groups for piece in _pieces(group, longest)]
+    return _joined(module, [*views, *nodes], pieces, last)
 
 
-def _joined(module: GraphModule, stretches: list[list[list[Node]]], last: Node) -> Cut | None:
-    parts, calls = [], []
-    for group in stretches:
+def _pieces(group: list[list[Node]], longest: int) -> Iterator[list[list[Node]]]:
+    """Stretches that do the same, cut at the same places into pieces of about that length at most."""
+    if not group or not group[0]:
+        return
+    length = len(group[0])
+    count = -(-length // longest)
+    crossing = _crossing(group[0]) if count > 1 else []
+    edges = [0]
+    for number in range(1, count):
+        ideal, room = number * length // count, length // (4 * count)
+        edges.append(min(range(ideal - room, ideal + room + 1), key=lambda place: crossing[place]))
+    for begin, end in zip(edges, [*edges[1:], length]):
+        yield [stretch[begin:end] for stretch in group]
+
+
+def _crossing(stretch: list[Node]) -> list[float]:
+    """For each place: the bytes of what is made before it and read behind it, by operations near by."""
+    place = {node: number for number, node in enumerate(stretch)}
+    crossing = [0.0] * len(stretch)
+    for number, node in enumerate(stretch):
+        last = max((place.get(user, len(stretch)) for user in node.users), default=number)
+        value = node.meta.get("val")
+        size = value.numel() * value.element_size() if isinstance(value, Tensor) else float("inf")
+        if last <= number + NEAR or not isinstance(value, Tensor):
+            for between in range(number + 1, min(last + 1, len(stretch))):
+                crossing[between] += size
+    return crossing
+
+
+def _are_alike(nodes: list[Node], at: int, length: int, times: int) -> bool:
+    """Whether stretches of the same operations on values of the same shapes read these from the same places."""
+    stretches = [nodes[at + k * length : at + (k + 1) * length] for k in range(times)]
+    return len({_form(stretch, _taken(stretch)) for stretch in stretches}) == 1
+
+
+def _joined(module: GraphModule, nodes: list[Node], groups: list[list[list[Node]]], last: Node) -> Cut | None:
+    """The cut by groups of stretches of these nodes, each group one part."""
+    order = {node: number for number, node in enumerate(nodes)}
+    parts: list[Part] = []
+    found: list[tuple[int, Call]] = []
+    for group in groups:
         takes = [_taken(stretch) for stretch in group]
-        if any(_form(*pair) != _form(group[0], takes[0]) for pair in zip(group, takes)):
-            return None  # the same operations on values of the same shapes, but of other places
         if not all(isinstance(node.meta.get("val"), Tensor) for node in takes[0]):
             return None
         gives = [place for place in range(len(group[0])) if any(_read_later(one, place) for one in group)]
         parts.append(_part(group[0], takes[0], gives, [all(map(_aligned, values)) for values in zip(*takes)]))
         for stretch, taken in zip(group, takes):
             names = tuple(stretch[place].name for place in gives)
-            calls.append(Call(len(parts) - 1, tuple(node.name for node in taken), names, ()))
+            call = Call(len(parts) - 1, tuple(node.name for node in taken), names, ())
+            found.append((order[stretch[0]], call))
+    calls = [call for _, call in sorted(found, key=itemgetter(0))]
     inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
     constants = {node.name: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
     kept = {*inputs, *constants, *(node.name for node in last.all_input_nodes)}
@@ -125,14 +175,19 @@ def _joined(module: GraphModule, stretches: list[list[list[Node]]], last: Node) 
     return Cut(parts, calls, inputs, constants, last.args[0])
 
 
-def _views_first(nodes: list[Node]) -> list[Node]:
-    """The operations with views of inputs before all others: of the place in a vector that is a block's own, say."""
+def _views_first(nodes: list[Node]) -> tuple[list[Node], list[Node]]:
+    """Views of inputs, of the place in a vector that is a block's own, say; and all other operations."""
     first: set[Node] = set()
     for node in nodes:
         of_inputs = all(one in first or one.op in ("placeholder", "get_attr") for one in node.all_input_nodes)
         if node.op == "call_function" and of_inputs and not _computes(node):
             first.add(node)
-    return [*(n for n in nodes if n in first), *(n for n in nodes if n not in first)]
+    return [n for n in nodes if n in first], [n for n in nodes if n not in first]
+
+
+def computes(part: Part) -> bool:
+    """Whether a part does more than to take views."""
+    return any(_computes(node) for node in part.graph.graph.nodes if node.op == "call_function")
 
 
 def _computes(node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""The parts of a deep network's step, compiled by several processes at once where there are cores for them."""
+"""The parts of a long step, compiled by several processes at once where there are cores for them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from typing import Any
 
 from fedbayes.engine.beside import Beside
 from fedbayes.engine.compiler import kernels
-from fedbayes.engine.repeats import Part
+from fedbayes.engine.repeats import Part, computes
 
-CORES = 4  # that a process keeps busy: the compiler has helpers of its own
-MOST = 4  # processes
-OPERATIONS = 500  # that are worth a process, which takes seconds to begin
+CORES = 2  # for a process: while it reads Python's libraries others do too
+MOST = 8  # processes
+OPERATIONS = 150  # that are worth a process, which takes seconds to begin
 
 
 def made(parts: Sequence[Part], options: dict[str, Any]) -> list[Callable[..., Any]]:
-    """The parts compiled. What other processes have made is found on disk; what they could not make is tried here."""
+    """The parts compiled. What other processes have made is found on disk; what they could not make is tried here.
+
+    Parts that do nothing but take views are left as they are.
+    """
+    worth = [n for n, part in enumerate(parts) if computes(part)]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    groups = shared_out([len(part.graph.graph.nodes) for part in parts], cores)
-    others = [Beside([parts[n] for n in group], options) for group in groups[1:]]
-    ready = {}
+    groups = [
+        [worth[n] for n in group] for group in shared_out([len(parts[n].graph.graph.nodes) for n in worth], cores)
+    ]
+    others = [Beside([parts[n] for n in group], options, helpers=False) for group in groups[1:]]
+    ready: dict[int, Callable[..., Any]] = {n: part.graph for n, part in enumerate(parts) if n not in worth}
     try:
         for n in groups[0]:
             ready[n] = kernels(*parts[n], options)
