@@ -40,19 +40,22 @@ def partitioned(inner: Client, *, tilts: bool = False, begins: bool = False) -> 
     meets a precision that it must floor, and the prior times all factors is its posterior after every round. Factors
     are float64: a cavity may be a millionth of the posterior's precision.
     `tilts`: the inner client's prior is q, and the factor that divides it is told as a tilt; else it is the cavity as a
-    Gaussian, which needs a positive precision. Means are then held by a part of q's precision, one for each time that
-    the server adds what its clients have changed on average, and not by the whole cavity; where a mean stays, the two
-    come to the same. In means, the product of sites is so reached by Douglas and Rachford's splitting, with damping as
-    its relaxation: it settles for any convex losses. With cavities it is Jacobi's iteration, by diagonals alone, which
-    leaves for good where many weights are correlated, as those of a network.
+    Gaussian, which needs a positive precision. Means are then not held by the whole cavity, but by a part of q's
+    precision, one for each time that the server adds what its clients have changed on average, and by the factor's own
+    where that is more; where a mean stays, it comes to the same. In means, the product of sites is so reached by
+    Douglas and Rachford's splitting, with damping as its relaxation: it settles for any convex losses. With cavities it
+    is Jacobi's iteration, by diagonals alone, which leaves for good where many weights are correlated, as those of a
+    network. Where the server goes ahead of the factors, these are carried along by a share `carried` of its way: a
+    factor's `shift` is kept about that share of q's mean.
     `begins`: in the first round others are taken to add as much precision as this client begins with; else scales would
     be as wide as the few rows of one client allow.
     In a private run the change is shortened before the factor takes it: both hold the same.
-    Scalar options: `rho`, `alpha`, `damping`, `prior_scale`, `cohort`, `private_clip`, `least_curvature`, `kl_weight`.
+    Scalar options: `rho`, `alpha`, `carried`, `damping`, `prior_scale`, `cohort`, `private_clip`, `least_curvature`,
+    `kl_weight`.
     """
 
     def start(own: Own, info: Info) -> State:
-        factor = {name: own[name].double() for name in ("precision", "shift")}
+        factor = here({name: own[name].double() for name in ("precision", "shift")}, info)
         q, first, fresh = _gaussian(info.broadcast), info.constants[FIRST], info.round == 0
         at = Gaussian(torch.where(fresh, first.mean, q.mean), torch.where(fresh, first.scale, q.scale), q.layout)
         begun = inner.start(own, info._replace(broadcast={**info.broadcast, "model": at}))
@@ -79,13 +82,14 @@ def partitioned(inner: Client, *, tilts: bool = False, begins: bool = False) -> 
         if tilts:
             least = LEAST * options["prior_scale"].double() ** -2
             fitted = less_precise(fitted, state.held.others, least)
-        apart = (state.held.precision - state.held.held).double().clamp(max=0) if tilts else 0.0
+        apart = further(q, state.held, rho) if tilts else 0.0
         upload = towards(q, fitted, options["damping"].double(), fall, apart)
         if PRIVATE_CLIP in options:
             upload = shortened(q, upload, WITHIN * options[PRIVATE_CLIP].double())
         # The factor takes the change as it is sent, rounded as the rule does: it is what the server adds.
         before, after = _naturals(q), _as_added(upload)
         own = {name: state.factor[name] + rho * (after[name] - before[name]) for name in state.factor}
+        own = here(own, info, -1)
         metrics = {**done.metrics, "primal_residual": _distance(fitted, q)} if tilts else done.metrics
         return Upload({**done.parts, "model": upload}, own, metrics)
 
@@ -103,20 +107,37 @@ def seen(held: Gaussian | Tilt, info: Info) -> Info:
     return info._replace(broadcast={**info.broadcast, "model": held})
 
 
+def here(factor: dict[str, Tensor], info: Info, sign: int = 1) -> dict[str, Tensor]:
+    """A factor as it was kept where the broadcast has carried it; `sign` -1: as it is kept."""
+    way = info.options["carried"].double() * _gaussian(info.broadcast).mean.double()
+    return {**factor, "shift": factor["shift"] + sign * factor["precision"] * way}
+
+
 def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor, least: Tensor, counted: Tensor) -> Tilt:
     """What q / factor^(1 / rho) has in its negative logarithm beside that of q, about q's mean.
 
     With rho >= 1 no less precision than `least` is left, as in `without`; below, the likelihood has what is missing for
-    scales, and means are held by q / factor. They are held by no more than q's precision over `counted`.
+    scales. Means are held by q's precision over `counted`, or by the factor's own where that is more.
     """
     precision, dtype = factor["precision"] / rho, q.mean.dtype
+    whole = q.scale.double().square().reciprocal()
     pull = factor["shift"] / rho - precision * q.mean.double()
-    most = q.scale.double().square().reciprocal() - least
-    unknown = (precision > most) & (rho >= 1)
-    pull, precision = torch.where(unknown, 0.0, pull), torch.where(unknown, most, precision)
-    held = torch.where((precision > 0) & (rho < 1), rho * precision, precision)
-    held = torch.maximum(held, (1 - 1 / counted) * q.scale.double().square().reciprocal())
+    unknown = (precision > whole - least) & (rho >= 1)
+    pull, precision = torch.where(unknown, 0.0, pull), torch.where(unknown, whole - least, precision)
+    own = torch.maximum(whole / counted, precision * rho.clamp(max=1))
+    held = whole - torch.minimum(own, whole)
     return Tilt(*(t.to(dtype) for t in (pull, precision, held, torch.zeros_like(held))))
+
+
+def further(q: Gaussian, held: Tilt, rho: Tensor) -> Tensor:
+    """How much more precision a mean was found under than its scale: so much more the shift changes for its way.
+
+    So that the change is what the client has found where curvatures are diagonal; and for others no more than twice
+    the precision that held the mean (1 + rho times for rho < 1), beyond which reflections would leave for good.
+    """
+    whole = q.scale.double().square().reciprocal()
+    most = (1 + rho.clamp(max=1)) * (whole - held.held.double()) - whole
+    return torch.minimum((held.precision - held.held).double(), most.clamp(min=0))
 
 
 def times_counted(info: Info) -> Tensor:

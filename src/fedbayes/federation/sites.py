@@ -16,11 +16,14 @@ SITES = "sites"
 Naturals = dict[str, Tensor]  # precision, and shift = precision * mean
 
 
-def mixed_sites(*, rho: float, damping: float, alpha: float, prior_scale: float, part: str = "model") -> Stage:
+def mixed_sites(
+    *, rho: float, damping: float, alpha: float, carried: float, prior_scale: float, part: str = "model"
+) -> Stage:
     """eta = (1 - alpha) mean_k eta_k + alpha (eta_prior + sum of all clients' sites), where uploads are damped.
 
     Its state is the sum of the sites, those of absent clients included: of what is sent, rho times the change is added.
-    With alpha = rho = 1 it is the product that was pooled.
+    Shifts are about the share `carried` of the broadcast's mean, as clients keep them. With alpha = rho = 1, and
+    nothing carried, it is the product that was pooled.
     """
 
     def init(parts: Parts) -> Naturals:
@@ -31,9 +34,11 @@ def mixed_sites(*, rho: float, damping: float, alpha: float, prior_scale: float,
         q = context.order.broadcast[part]
         assert isinstance(q, Gaussian)
         old, change = naturals(q), changes(context, part)
-        sites = {name: state[name] + rho * change[name] for name in state}
-        count = damping * context.outcome.counted
-        product = {"precision": sites["precision"] + prior_scale**-2, "shift": sites["shift"]}
+        way, count = carried * q.mean.double(), damping * context.outcome.counted
+        kept = {**change, "shift": change["shift"] - way * change["precision"]}
+        sites = {name: state[name] + rho * kept[name] for name in state}
+        shift = sites["shift"] + way * sites["precision"]
+        product = {"precision": sites["precision"] + prior_scale**-2, "shift": shift}
         mean = {name: old[name] + change[name] / count for name in old}
         mixed = {name: (1 - alpha) * mean[name] + alpha * product[name] for name in old}
         moved, floored = gaussian(mixed, q)

@@ -35,6 +35,7 @@ class Setting:
     most: int = 0  # rows of the largest client
     cohort: int = 1  # clients of a round
     clients: int = 1  # of the federation
+    stale: bool = False  # whether answers to older broadcasts are added
     private_rows: bool = False  # whether clients' steps must be private
     other: Tensor | None = None  # one more batch of inputs, of another row where there is one
 

@@ -87,7 +87,13 @@ class PVI(Partitioned):
     damping: float = option("share of a client's change that is made", up_to_one, default=0.8, kind="scalar")
 
     def compose(self, setting: Setting) -> Program:
-        return self.factored(setting, {"rho": 1.0, "alpha": 1.0})
+        return self.factored(setting, {"rho": 1.0, "alpha": 1.0, "carried": 0.0})
+
+
+def ahead(rho: float, gamma: float, alpha: float, cohort: int) -> float:
+    """The share of the server's way in a round that it is ahead of its clients' sites, where these follow slowly."""
+    follows = rho * gamma * cohort
+    return 1 - min(1.0, follows / (1 - alpha + alpha * follows))
 
 
 @record
@@ -122,9 +128,12 @@ class BayesADMM(Partitioned):
     def compose(self, setting: Setting) -> Program:
         rho = 1 / setting.clients if self.rho is None else self.rho
         alpha = 1 / (1 + setting.clients * rho) if self.alpha is None else self.alpha
-        stages = (mixed_sites(rho=rho, damping=self.gamma, alpha=alpha, prior_scale=self.prior_scale),)
-        scalars = {"rho": rho, "alpha": alpha, "damping": self.gamma, "kl_weight": self.temperature * rho}
-        return self.factored(setting, scalars, stages)
+        carried = 0.0 if setting.stale else ahead(rho, self.gamma, alpha, setting.cohort)
+        stages = (
+            mixed_sites(rho=rho, damping=self.gamma, alpha=alpha, carried=carried, prior_scale=self.prior_scale),
+        )
+        scalars = {"rho": rho, "alpha": alpha, "carried": carried, "damping": self.gamma}
+        return self.factored(setting, {**scalars, "kl_weight": self.temperature * rho}, stages)
 
 
 @record

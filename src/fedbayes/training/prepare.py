@@ -197,6 +197,7 @@ def prepare(
         int(clients.sizes.max()),
         size,
         len(clients),
+        schedule == "buffered",
         wanted.private == ROWS,
         data.x[-1:].to(where),
     )
