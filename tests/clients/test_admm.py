@@ -73,9 +73,9 @@ def trained(
         likelihood=normal(noise), evaluate_every=rounds, **(task or {}),
     )  # fmt: skip
     own = Memory()
-    for number, (progress, record) in enumerate(every_round(made, made.begin(), own), 1):
+    for progress, record in every_round(made, made.begin(), own):
         if seen is not None:
-            seen(number, progress.state.broadcast["model"])
+            seen(record["round"], progress.state.broadcast["model"])
     for name, total in progress.state.stages["sites"].items():
         kept = sum(site[name] for site in own.rows.values())
         torch.testing.assert_close(kept, total, rtol=1e-7, atol=1e-7 * float(total.abs().max()))

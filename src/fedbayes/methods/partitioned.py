@@ -129,9 +129,7 @@ class BayesADMM(Partitioned):
         rho = 1 / setting.clients if self.rho is None else self.rho
         alpha = 1 / (1 + setting.clients * rho) if self.alpha is None else self.alpha
         carried = 0.0 if setting.stale else ahead(rho, self.gamma, alpha, setting.cohort)
-        stages = (
-            mixed_sites(rho=rho, damping=self.gamma, alpha=alpha, carried=carried, prior_scale=self.prior_scale),
-        )
+        stages = (mixed_sites(rho=rho, damping=self.gamma, alpha=alpha, carried=carried, prior_scale=self.prior_scale),)
         scalars = {"rho": rho, "alpha": alpha, "carried": carried, "damping": self.gamma}
         return self.factored(setting, {**scalars, "kl_weight": self.temperature * rho}, stages)
 
