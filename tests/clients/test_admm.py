@@ -142,7 +142,7 @@ def test_high_correlations_do_not_throw_off_sites_that_follow_slowly(
     torch.testing.assert_close(q.scale.double(), scale, rtol=5e-3, atol=0)
 
 
-@pytest.mark.parametrize("gamma", [0.05, 0.6, 1.0])
+@pytest.mark.parametrize("gamma", [0.05, 1.0])
 @pytest.mark.parametrize("alpha", [None, 1.0], ids=["mixed", "product"])
 @pytest.mark.parametrize("rho", [0.1, 1.0, 10.0])
 def test_no_setting_leaves_for_good_where_clients_are_unlike(rho: float, gamma: float, alpha: float | None) -> None:

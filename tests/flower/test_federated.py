@@ -45,6 +45,7 @@ METHODS: dict[str, dict[str, object]] = {
     "fedag": {"data": "flower_code:line", "options": {"noise": "heldout"}, "personal_every": 2},
     "pvi": {"rounds": 3, "options": {"damping": 0.3}},
     "bayes_admm": {"rounds": 3, "options": {"rho": 2.0}},
+    "bayes_admm, slow sites": {"clients": 5, "cohort": 2, "rounds": 4, "options": {"gamma": 0.2}},
     "fedivon": {},
     "feddyn": {"rounds": 2, "options": {"test_draws": None}},
     "scaffold": {"rounds": 3, "clients": 5, "cohort": 2, "options": {"test_draws": None}},

@@ -81,7 +81,7 @@ METHODS = {
     "pvi": {"damping": 0.3},
     "pvi, ivon": {"damping": 0.3, "optimiser": "ivon"},
     "bayes_admm": {"rho": 2.0, "gamma": 0.3, "temperature": 0.5},
-    "bayes_admm, adam": {"optimiser": "adam", "lr": 0.01, "alpha": 0.5},
+    "bayes_admm, adam": {"optimiser": "adam", "lr": 0.01, "alpha": 0.5, "gamma": 0.3},
     "fedlap_cov": {"rho": 2.0, "gamma": 0.3, "probe": 3},
     "fedivon": {},
     "fedivon, as published": {

@@ -91,7 +91,7 @@ class PVI(Partitioned):
 
 
 def ahead(rho: float, gamma: float, alpha: float, cohort: int) -> float:
-    """The share of the server's way in a round that it is ahead of its clients' sites, where these follow slowly."""
+    """By what share of its way in a round the server gets ahead of its clients' sites, where these follow slowly."""
     follows = rho * gamma * cohort
     return 1 - min(1.0, follows / (1 - alpha + alpha * follows))
 
