@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_engines import METHODS, UNEQUAL, one_round
+from test_engines import METHODS, one_round
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbayes.engine import steps
 
+FEW = [3, 9, 6]  # rows of a client: what stands around its steps does not depend on how many they are
 aten = torch.ops.aten
 # What waits for the host, or takes a number from it: a graph would replay the number of its capture, or none at all.
 UNFIT = {aten.lift_fresh.default, aten._local_scalar_dense.default, aten.nonzero.default}
@@ -43,11 +44,11 @@ class Replayed:
 @pytest.mark.parametrize("method", METHODS)
 def test_rounds_are_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"rounds": 3, "evaluate_every": 10}
-    plain = one_round("batchnorm, dropout", method, "stacked", UNEQUAL, **options)
+    plain = one_round("batchnorm, dropout", method, "stacked", FEW, **options)
     monkeypatch.setattr(steps.Steps, "captures", True)
     monkeypatch.setattr(steps, "Captured", Replayed)
     monkeypatch.setattr(Replayed, "made", 0)
-    replayed = one_round("batchnorm, dropout", method, "stacked", UNEQUAL, **options)
+    replayed = one_round("batchnorm, dropout", method, "stacked", FEW, **options)
     assert Replayed.made >= 3  # begin, end, and terms of the sum
     assert not any("graph" in note for record in replayed.journal for note in record.get("notes", ()))
     for part, q in plain.parts.items():

@@ -9,7 +9,7 @@ from fedbayes.networks.dropout import with_dropout
 from fedbayes.networks.papers import network_named
 
 SHAPE = (2, 6, 6)
-UNEQUAL, EQUAL = [3, 11, 6], [8, 8, 8]
+UNEQUAL, EQUAL = [3, 8, 6], [4, 4, 4]
 COMMON = {"epochs": 1, "batch": 4, "optimiser": "adam", "lr": 1e-3, "test_draws": 2}
 VI = {**COMMON, "estimator": "flipout", "prior": "fixed", "prior_scale": 10.0, "kl": "1/n", "kl_weight": 1.0}
 TREATMENTS = {
