@@ -23,7 +23,6 @@ def key_help(name: str) -> str:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Bayesian federated learning: train any PyTorch network across clients, and get a posterior back.",
 )
