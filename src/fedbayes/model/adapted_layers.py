@@ -79,8 +79,8 @@ def kind_of(name: str, layer: nn.Module) -> Kind | None:
                 "or keys that it adds); leave it out of pattern"
             )
         return ATTENTION
-    if isinstance(layer, nn.Linear):
-        return LINEAR
+    if isinstance(layer, nn.Linear):  # with a forward of its own it may be no linear map
+        return LINEAR if type(layer).forward is nn.Linear.forward else None
     if type(layer) in CONVOLUTIONS:
         if layer.groups != 1:
             raise InputError(f"adapters: convolution {name} has {layer.groups} groups; leave it out of pattern")
