@@ -25,7 +25,6 @@ from fedbayes.data.site_tables import without_rows
 from fedbayes.errors import InputError
 from fedbayes.federation.round import predicting
 from fedbayes.files import reading, size_of, text_of, write_atomically
-from fedbayes.model.adapted import is_adapted
 from fedbayes.model.likelihood import LIKELIHOODS, Likelihood
 from fedbayes.posterior import values
 from fedbayes.posterior.values import Parts, check
@@ -55,8 +54,6 @@ def write_model(run: Finished, folder: Path, network: str | None = None) -> list
     task = run.task
     if not task.program.prediction.whole:
         raise InputError("this method has no global model; hand on one client's: run.personal(client).as_run")
-    if is_adapted(task.program.model.module):
-        raise InputError("this run trained adapters of a frozen body; `fedbayes export --what peft` writes those")
     parts = {part: values.map_tensors(q, lambda t: t.detach().cpu()) for part, q in run.parts.items()}
     folder.mkdir(parents=True, exist_ok=True)
     values.save(folder / POSTERIOR, parts)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from fedbayes.clients.client import Client
@@ -23,10 +23,14 @@ from fedbayes.federation.schedule import synchronous
 from fedbayes.federation.weighting import WEIGHTINGS
 from fedbayes.files import reading
 from fedbayes.methods import Setting
+from fedbayes.model.adapted import adapt_again
+from fedbayes.model.adapted_layers import A, B
 from fedbayes.model.call import apart_from_graphs, plain_gradients
 from fedbayes.model.likelihood import Likelihood
 from fedbayes.model.model import Model
-from fedbayes.model.parts import is_static
+from fedbayes.model.parts import STATIC, is_static
+from fedbayes.model.peft import Factors
+from fedbayes.model.still_norm import hold_still
 from fedbayes.posterior import values
 from fedbayes.posterior.values import Parts
 from fedbayes.training.checks import check_layers, device_named, try_network
@@ -102,6 +106,34 @@ def _not_here(federation: Federation) -> Iterator[tuple[int, Any]]:
     raise InputError(ALONE)
 
 
+def _adapt(network: nn.Module, told: Told, frozen: Mapping[str, Tensor], parts: Parts) -> None:
+    """Give the network, in place, the adapters that were trained, if any were: their values come with all others."""
+    learned = [layout for q in parts.values() if (layout := q.layout) is not None]
+    shapes = {n: shape for layout in learned for n, shape in zip(layout.names, layout.shapes)}
+    trained = {name for names in told.cuts.values() for name in names}
+    b = {n.rpartition(".")[0]: torch.zeros(shape) for n, shape in shapes.items() if n.rpartition(".")[2] == B}
+    if not b:
+        return
+    places = {layer: f"{layer}.{A}".removeprefix(".") for layer in b}
+    a = {layer: frozen[n] if n in frozen else torch.zeros(shapes[n]) for layer, n in places.items()}
+    whole = {n for n in trained if n.rpartition(".")[2] not in (A, B)}
+    adapt_again(network, Factors(a, b, {}), whole, train_a=not trained.isdisjoint(places.values()))
+
+
+def _freeze(network: nn.Module, frozen: Mapping[str, Tensor]) -> None:
+    """Write what was not trained into the network, in place; buffers among it stood still, and do so here."""
+    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    for name, tensor in frozen.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise InputError(
+                f"network: it has no {name} of shape {list(tensor.shape)}; give the network that was trained"
+            )
+        own[name].data.copy_(tensor)
+    for name, layer in network.named_modules():
+        if any(f"{name}.{key}".removeprefix(".") in frozen for key in layer._buffers):
+            hold_still(layer)
+
+
 def _model(
     told: Told, given: nn.Module | str, data: Dataset, likelihood: Likelihood, parts: Parts, where: torch.device
 ) -> Model:
@@ -114,20 +146,25 @@ def _model(
         try_network(Setting(network, likelihood, data.x[:1], prepare=data.prepare), data)  # which gives it its weights
     if told.frozen is not None:
         with reading(told.frozen, told.mend):
-            network.load_state_dict(weights_in(told.frozen), strict=False)
+            frozen = weights_in(told.frozen)
+        _adapt(network, told, frozen, parts)
+        _freeze(network, frozen)
     trained = {name for names in told.cuts.values() for name in names}
     own = [name for name, _ in network.named_parameters()]
     if strange := [name for name in sorted(trained) if name not in own and not name.startswith("likelihood.")]:
         raise InputError(f"network: it has no weight {strange[0]!r}; give the network that was trained")
-    scale = data.target_scale
+    for name, weight in network.named_parameters():
+        weight.requires_grad_(name in trained)
+    scale, part = data.target_scale, told.prediction["part"]
     try:
         model = Model.of(
-            network.to(where).requires_grad_(True),
+            network.to(where),
             likelihood if likelihood.on is None else likelihood.on(where),
             parts=told.cuts,
             frozen=[name for name in own if name not in trained],
             prepare=prepare,
             units=None if scale is None else (scale.mean, scale.std),
+            name=part if any(f"{part}.{kind}" in parts for kind in STATIC) else "",
         )
     except ValueError as error:
         raise InputError(f"network: it is not the one that was trained ({error})") from error
