@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedbayes as fb
@@ -100,6 +101,26 @@ def test_another_network_than_that_of_the_adapters_is_refused(tmp_path: Path) ->
         with pytest.raises(InputError) as refusal:
             fb.load(folder, network=other())
         assert "\n" not in str(refusal.value)
+
+
+FROZEN: dict[str, Callable[[dict[str, Tensor]], object]] = {
+    "A is gone": lambda held: held.pop("0.lora_A"),
+    "A is a number": lambda held: held.update({"0.lora_A": torch.tensor(1.0)}),
+    "another weight": lambda held: held.update({"7.weight": torch.ones(2)}),
+    "another shape": lambda held: held.update({"0.weight": torch.ones(2)}),
+}
+
+
+@pytest.mark.parametrize("how", FROZEN)
+def test_a_file_of_frozen_weights_that_does_not_fit_is_refused(how: str, tmp_path: Path) -> None:
+    folder = fb.save(fb.fit(mlp(), rows(), method="fedavg", rounds=1, adapters={"rank": 2}), tmp_path / "run")
+    file = folder / "model" / "frozen.safetensors"
+    held = load_file(file)
+    FROZEN[how](held)
+    save_file(held, file)
+    with pytest.raises(InputError) as refusal:
+        fb.load(folder, network=mlp())
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.filterwarnings("error:.*is for reports")

@@ -146,8 +146,8 @@ def _model(
         try_network(Setting(network, likelihood, data.x[:1], prepare=data.prepare), data)  # which gives it its weights
     if told.frozen is not None:
         with reading(told.frozen, told.mend):
-            frozen = weights_in(told.frozen)
-        _adapt(network, told, frozen, parts)
+            frozen = weights_in(told.frozen, "frozen weights")
+            _adapt(network, told, frozen, parts)
         _freeze(network, frozen)
     trained = {name for names in told.cuts.values() for name in names}
     own = [name for name, _ in network.named_parameters()]

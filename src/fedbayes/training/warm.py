@@ -69,7 +69,7 @@ def _is_run(init: Any) -> bool:
     return hasattr(init, "progress") and hasattr(init, "task")
 
 
-def weights_in(path: Path) -> dict[str, Tensor]:
+def weights_in(path: Path, what: str = "init") -> dict[str, Tensor]:
     """The tensors of a safetensors file, by name."""
     try:
         size_of(path)
@@ -77,7 +77,7 @@ def weights_in(path: Path) -> dict[str, Tensor]:
     except InputError:
         raise
     except (SafetensorError, *FAULTS) as error:
-        raise InputError(f"init: {path} is no safetensors file that can be read ({one_line(error)})") from error
+        raise InputError(f"{what}: {path} is no safetensors file that can be read ({one_line(error)})") from error
 
 
 def _of_run(program: Program, run: Any) -> dict[str, Posterior]:
