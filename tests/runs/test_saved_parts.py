@@ -58,7 +58,25 @@ class Shifted(nn.Module):
         return self.head(self.body(x - self.shift).relu())
 
 
+class LowRank(nn.Module):
+    """Low-rank factors that the user wrote, by the names that ours have."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.lora_A, self.lora_B = nn.Parameter(torch.rand(2, inputs)), nn.Parameter(torch.zeros(outputs, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + x @ self.lora_A.T @ self.lora_B.T
+
+
+def low_rank() -> nn.Module:
+    return nn.Sequential(LowRank(8, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
 PARTLY = {
+    "the user's own factors": (low_rank, rows, {}),
+    "ours beside the user's": (low_rank, rows, {"adapters": {"rank": 2, "pattern": "2", "full": ("0.lora_*", "4.*")}}),
     "a perceptron": (mlp, rows, {"adapters": {"rank": 2}}),
     "both factors": (mlp, rows, {"adapters": {"rank": 2, "both": True}}),
     "norms in full": (mlp, rows, {"adapters": {"rank": 2, "full": ("1.*", "3.*")}}),

@@ -19,6 +19,7 @@ from fedbayes.errors import InputError
 from fedbayes.model import peft
 from fedbayes.model.adapted_layers import (
     EMBEDDING,
+    GIVEN,
     A,
     AdaptedAttention,
     B,
@@ -181,7 +182,7 @@ def is_adapted(network: nn.Module) -> bool:
 
 def _adapted(network: nn.Module) -> Iterator[tuple[str, Any, Kind]]:
     for name, layer in network.named_modules():
-        if B in layer._parameters:
+        if GIVEN in layer.__dict__:
             kind = kind_of(name, layer)
             assert kind is not None
             yield name, layer, kind
@@ -197,6 +198,7 @@ def merge(network: nn.Module) -> nn.Module:
         setattr(layer, kind.weight, nn.Parameter((weight.to(change.dtype) + change).to(weight.dtype)))
         del layer.lora_A, layer.lora_B
         layer.__dict__.pop(DRAWN, None)
+        del layer.__dict__[GIVEN]
     for name, dtype in network.__dict__.pop("held_dtypes", {}).items():
         weight = network.get_parameter(name)
         weight.data = weight.data.to(dtype)

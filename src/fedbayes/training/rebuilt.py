@@ -111,12 +111,14 @@ def _adapt(network: nn.Module, told: Told, frozen: Mapping[str, Tensor], parts: 
     learned = [layout for q in parts.values() if (layout := q.layout) is not None]
     shapes = {n: shape for layout in learned for n, shape in zip(layout.names, layout.shapes)}
     trained = {name for names in told.cuts.values() for name in names}
-    b = {n.rpartition(".")[0]: torch.zeros(shape) for n, shape in shapes.items() if n.rpartition(".")[2] == B}
+    own = dict(network.named_parameters())  # its author may have such names too
+    given = {n: shape for n, shape in shapes.items() if n.rpartition(".")[2] == B and n not in own}
+    b = {n.rpartition(".")[0]: torch.zeros(shape) for n, shape in given.items()}
     if not b:
         return
     places = {layer: f"{layer}.{A}".removeprefix(".") for layer in b}
     a = {layer: frozen[n] if n in frozen else torch.zeros(shapes[n]) for layer, n in places.items()}
-    whole = {n for n in trained if n.rpartition(".")[2] not in (A, B)}
+    whole = {n for n in trained if n in own}
     adapt_again(network, Factors(a, b, {}), whole, train_a=not trained.isdisjoint(places.values()))
 
 
