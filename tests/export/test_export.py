@@ -1,6 +1,8 @@
 """Exported programs and plain files: the same predictions in a process that can't import fedbayes."""
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 
@@ -199,13 +201,104 @@ def test_what_can_not_be_exported_is_named(tmp_path):
     with pytest.raises(InputError, match="export the mean"):
         export(dropping, tmp_path)
 
-    class Branching(nn.Linear):
-        def forward(self, x):
-            return super().forward(x.float() if x.sum() > 0 else -x.float())
 
-    branching = fitted(Branching(12, 2), tokens(), "fedavg", engine="loop")
+class Packed(nn.Module):
+    """Texts of their own lengths, which torch.export can't express."""
+
+    def __init__(self, kind: type[nn.RNNBase] = nn.GRU) -> None:
+        super().__init__()
+        self.words, self.layer, self.head = nn.Embedding(20, 6), kind(6, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x):
+        lengths = (x > 9).sum(1).clamp(min=1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(x), lengths, batch_first=True, enforce_sorted=False)
+        last = self.layer(packed)[1]
+        return {"logits": self.head((last[0] if isinstance(last, tuple) else last)[-1])}
+
+
+class Branching(nn.Module):
+    """What it does depends on what it sees; two inputs, a buffer, a mask."""
+
+    def __init__(self, inputs: int = 10, outputs: int = 1, names: bool = False) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(inputs), nn.Linear(inputs, outputs)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+
+    def forward(self, x, flag=None):
+        x = x if flag is None else torch.cat([x, flag.to(x)], 1)
+        return self.head(self.norm(x) if x.sum() > -1e9 else -x) + self.mask.exp()[1]
+
+
+def fields():
+    rows = {"x": torch.randn(30, 9), "flag": torch.arange(30)[:, None] % 2 > 0}
+    clients = fb.data.from_clients([(rows, torch.arange(30) % 2)] * 2, test=(rows, torch.arange(30) % 2))
+    return fb.fit(Branching(10, 2), clients, method="feduab", rounds=1, engine="loop")
+
+
+UNTRACED = {
+    "packed": (Packed, lambda: fitted(Packed(), tokens())),
+    "packed, lstm": (lambda: Packed(nn.LSTM), lambda: fitted(Packed(nn.LSTM), tokens(), "fedavg")),
+    "units, a learned noise": (
+        Branching,
+        lambda: fitted(Branching(), fb.data.load("diabetes"), likelihood=normal(learn=True), engine="loop"),
+    ),
+    "several inputs": (lambda: Branching(10, 2), fields),
+    "adapters": (
+        lambda: nn.Sequential(nn.Linear(10, 10), Branching()),
+        lambda: fitted(
+            nn.Sequential(nn.Linear(10, 10), Branching()),
+            fb.data.load("diabetes"),
+            engine="loop",
+            adapters={"rank": 2, "pattern": "0"},
+        ),
+    ),
+}
+
+
+def load_of(folder):
+    """The function `load` of an export's plain file."""
+    text = (folder / "model.py").read_text()
+    assert not re.search(r"^\s*(import|from) fedbayes", text, re.M)
+    spec = importlib.util.spec_from_file_location("model", folder / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.load
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("case", UNTRACED)
+def test_a_network_that_can_not_be_traced_is_given_to_a_plain_file(case, tmp_path, capfd):
+    network, run = UNTRACED[case][0](), UNTRACED[case][1]()
+    capfd.readouterr()
+    with pytest.warns(
+        UserWarning, match=r"has no model.pt2: torch\.export can't trace this network .*model.py"
+    ) as told:
+        written = export(run, tmp_path, draws=3)
+    assert [p.name for p in written] == ["model.safetensors", "model.py", "model.json"]
+    assert all("\n" not in str(warning.message) for warning in told)
+    assert capfd.readouterr() == ("", "")
+    x = run.task.clients.data.test_x
+    p = run.predict(x, draws=3)
+    said = load_of(tmp_path)(network)(x)
+    scale = 1.0 if p.kind != "real" else float(p.total.max())
+    torch.testing.assert_close(said["mean" if p.kind == "real" else "probs"], p.mean, rtol=0, atol=1e-5 * scale)
+    torch.testing.assert_close(said["epistemic"], p.epistemic, rtol=0, atol=1e-5 * scale)
+    with pytest.raises(ValueError, match="give the network that was trained"):
+        load_of(tmp_path)(nn.Linear(3, 2))
+
+
+def test_without_a_program_there_is_no_onnx_file(tmp_path, monkeypatch):
+    for name in ("onnx", "onnxscript"):
+        monkeypatch.setitem(sys.modules, name, sys)
     with pytest.raises(InputError, match=r"torch\.export can't trace this network"):
-        export(branching, tmp_path)
+        export(fitted(Packed(), tokens(), "fedavg"), tmp_path, onnx=True)
+
+
+def test_a_program_holds_no_row_of_the_data(tmp_path):
+    run = fitted(table_network(), fb.data.load("diabetes"))
+    export(run, tmp_path)
+    (example,), _ = torch.export.load(tmp_path / "model.pt2").example_inputs
+    assert not example.any()
 
 
 def test_onnx_is_an_extra(tmp_path, monkeypatch):

@@ -192,6 +192,19 @@ def test_a_rank_is_at_most_the_inputs() -> None:
     assert network[1].lora_B.shape == (2, 4, 1, 1)
 
 
+class Turned(nn.Linear):
+    """A layer whose map is not W x."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(-x)
+
+
+def test_a_layer_with_a_forward_of_its_own_is_left_as_it_is() -> None:
+    network = adapt(nn.Sequential(Turned(3, 5), nn.Linear(5, 2)), Adapters(full=("1.bias",)))
+    assert not hasattr(network[0], "lora_B")
+    assert hasattr(network[1], "lora_B")
+
+
 def test_rank_zero_trains_the_last_layer_alone() -> None:
     network = adapt(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), Adapters(rank=0))
     assert [n for n, p in network.named_parameters() if p.requires_grad] == ["1.weight", "1.bias"]

@@ -173,3 +173,89 @@ def test_personal_methods_are_saved_for_reports_alone_and_say_so(tmp_path):
     fb.write_report(tmp_path / "run")
     with pytest.raises(InputError, match="holds no posterior; to predict"):
         fb.load(tmp_path / "run", network=two_layers())
+
+
+class Packed(nn.Module):
+    """A recurrent network over padded texts, which refuses a text without words."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(20, 6, padding_idx=0), kind(6, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = (x > 0).sum(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(x), lengths, batch_first=True, enforce_sorted=False)
+        last = self.layer(packed)[1]
+        return self.head((last[0] if isinstance(last, tuple) else last)[-1])
+
+
+class Attending(nn.Module):
+    """A Transformer's encoder under a mask of padding, which refuses a text without words too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 8), nn.Linear(8, 3)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.words(x), src_key_padding_mask=x == 0)[:, 0])
+
+
+class Shifting(nn.Module):
+    """It writes into its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x -= 0.5
+        return self.head(x)
+
+
+def texts(kind: torch.dtype = torch.int64) -> fb.data.Clients:
+    random = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 8, (45, 1), generator=random)
+    x = torch.randint(1, 20, (45, 7), generator=random) * (torch.arange(7) < lengths)
+    pairs = list(zip(x.to(kind).split(15), torch.randint(3, (45,), generator=random).split(15)))
+    return fb.data.from_clients(pairs, test=pairs[0], kind="classes", classes=3)
+
+
+OWN = {
+    "gru": (lambda: Packed(nn.GRU), texts),
+    "lstm": (lambda: Packed(nn.LSTM), texts),
+    "encoder": (Attending, texts),
+    "writes into its inputs": (Shifting, lambda: texts(torch.float32)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:There is a performance drop")
+@pytest.mark.parametrize("old", [False, True], ids=["", "a file of old"])
+@pytest.mark.parametrize("name", OWN)
+def test_a_network_is_not_run_to_load_it(name, old, tmp_path):
+    network, clients = OWN[name][0], OWN[name][1]()
+    run = fb.fit(network(), clients, method=fb.methods.feduab(epochs=1, draws=3), rounds=1)
+    held = clients.data.x.clone()
+    folder = fb.save(run, tmp_path / "run")
+    if old:  # which does not say how the network is run
+        path = folder / "model" / "fedbayes.json"
+        path.write_text(json.dumps({n: v for n, v in json.loads(path.read_text()).items() if n != "runs"}))
+    loaded, x = fb.load(folder, network=network()), clients.data.test_x[:7].clone()
+    torch.testing.assert_close(loaded.predict(x).probs, run.predict(x).probs)
+    assert torch.equal(x, clients.data.test_x[:7])
+    assert torch.equal(clients.data.x, held)
+    mine = run.personal(1)
+    again = fb.load(fb.save(mine.as_run, tmp_path / "mine"), network=network())
+    torch.testing.assert_close(again.predict(x).probs, mine.predict(x).probs)
+
+
+def test_a_lazy_network_gets_its_weights_from_what_was_trained(tmp_path):
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(3))
+
+    clients = texts(torch.float32)
+    run = fb.fit(lazy(), clients, method="fedavg", rounds=1)
+    loaded, x = fb.load(fb.save(run, tmp_path / "run"), network=lazy()), clients.data.test_x
+    torch.testing.assert_close(loaded.predict(x).probs, run.predict(x).probs)

@@ -73,9 +73,24 @@ def test_what_does_not_fit_is_named(tmp_path):
         ({**whole, "more": torch.zeros(5)}, "no weight 'more'"),
         (tmp_path / "none.safetensors", "none.safetensors"),
         (3, "init is a int; give a run, a state dict"),
+        ({}, "init holds nothing"),
+        ({**whole, "0.bias": torch.full((4,), torch.nan)}, "0.bias holds values that are not finite"),
+        ({"model": 3}, "part 'model' must be a Point over .* weights, not a int"),
+        ({"model": fb.Point(torch.full_like(first.posterior.mean, torch.inf))}, "part 'model': .* not finite"),
     ):
         with pytest.raises(InputError, match=says):
             fitted("fedavg", init=init)
+    for method, init, says in (
+        (
+            "fedper",
+            {"0.bias": torch.full((4,), torch.nan), **{n: t for n, t in whole.items() if n != "0.bias"}},
+            "0.bias",
+        ),
+        ("fedper", {}, "init holds nothing"),
+        ("feduab", {"model": fb.Gaussian(*torch.zeros(2, 26))}, "scale must be positive"),
+    ):
+        with pytest.raises(InputError, match=says):
+            fitted(method, init=init)
 
 
 def test_an_experiment_file_names_the_weights_to_begin_with(tmp_path):
@@ -139,3 +154,41 @@ def test_what_stays_at_home_begins_there_too(method):
         network(), CLIENTS, method=method, rounds=1, init=fb.fit(network(), CLIENTS, method=method, rounds=1)
     )
     assert again.journal
+
+
+def same_predictions(run, other):
+    torch.testing.assert_close(run.predict(X).probs, other.predict(X).probs, rtol=1e-4, atol=1e-5)
+
+
+PARTLY = {"adapters": {"adapters": {"rank": 2}}, "a frozen layer": {"frozen": ("0.*",)}}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize("how", PARTLY)
+def test_a_run_of_the_whole_network_begins_with_one_that_trained_a_part(how, method):
+    first = fitted("fedavg", **PARTLY[how])
+    begun = fb.fit(network(1), CLIENTS, method=method, rounds=0, init=first)
+    own = begun.task.program.client.first(begun.broadcast)  # what clients have at home
+    parts = (*begun.broadcast.values(), *own.get("home", {}).values())
+    named = {n: t for q in parts for n, t in q.layout.split(q.mean).items()}
+    for name, tensor in first.state_dict().items():
+        assert torch.allclose(named[name].float(), tensor.float(), atol=1e-6), name
+    if method == "fedavg":
+        same_predictions(begun, first)
+
+
+def test_weights_learned_over_another_body_are_refused():
+    adapted, frozen, plain = (fitted("fedavg", **how) for how in (*PARTLY.values(), {}))
+    for init, seed, options, says in (
+        (adapted, 1, {"adapters": {"rank": 2}}, "init: 0.weight is frozen, and was another in that run"),
+        (adapted, 0, {"adapters": {"rank": 2, "seed": 3}}, "init: 0.lora_A is frozen"),
+        (adapted, 0, {"adapters": {"rank": 1}}, "init: 0.lora_A is frozen"),
+        (frozen, 1, {"frozen": ("0.*",)}, "init: 0.weight is frozen"),
+        (plain, 0, {"adapters": {"rank": 2}}, r"has adapters that are not those .* fit\(run.module\(\)"),
+        (plain.state_dict(), 0, {"adapters": {"rank": 2}}, "by load_state_dict"),
+    ):
+        with pytest.raises(InputError, match=says):
+            fb.fit(network(seed), CLIENTS, method="fedavg", rounds=0, init=init, **options)
+    goes_on = fb.fit(network(), CLIENTS, method="feduab", rounds=0, init=adapted, adapters={"rank": 2})
+    assert torch.equal(goes_on.posterior.mean, adapted.posterior.mean)
+    same_predictions(fb.fit(plain.module(), CLIENTS, method="fedavg", rounds=0, adapters={"rank": 2}), plain)

@@ -6,26 +6,27 @@ import copy
 import inspect
 import json
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save as pack_safetensors
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch import Tensor
+from torch.export import ExportedProgram
 
 from fedbayes.data.fields import Fields
 from fedbayes.errors import InputError, unknown
 from fedbayes.export import sets
+from fedbayes.export.around import around
 from fedbayes.export.plain import plain_file
+from fedbayes.export.predictor import Member, Predictor, summary
+from fedbayes.export.trace import Untraceable, function_of, program_of, stacked, tensor_of
 from fedbayes.federation.kept import NOISE_PART
 from fedbayes.files import new_folder, write_atomically
 from fedbayes.model import peft
 from fedbayes.model.adapted import is_adapted, merge
-from fedbayes.model.call import arguments_of, fill, tensor_in
+from fedbayes.model.call import fill
 from fedbayes.model.model import Model
 from fedbayes.model.predictive import draw_weights
 from fedbayes.posterior.values import Gaussian
@@ -38,116 +39,40 @@ PEFT = "peft"
 WITH_CLIENT = f"{AS_RUN}, or --client"
 
 
-class Member(nn.Module):
-    """One draw of the weights as a plain module: inputs as they are stored in, mean and variance of the target out."""
-
-    def __init__(self, model: Model, weights: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        frozen = {name for weights in model.frozen.values() for name in weights}
-        held = {id(p): p for name, p in model.still.named_parameters() if name in frozen}  # one body for all members
-        self.network = copy.deepcopy(model.still, held)
-        fill(self.network, weights)
-        for name, t in weights.items():
-            if name.startswith("likelihood."):
-                self.register_buffer(name.replace(".", "_"), t.clone())
-        self.taken = [name for name in weights if name.startswith("likelihood.")]
-        self.model = (model,)  # in a tuple, so that it is no submodule
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        model = self.model[0]
-        args, names = arguments_of(model.inputs(x))
-        output = tensor_in(self.network(*args, **names)).to(model.dtype)
-        return model.moments(output, {name: getattr(self, name.replace(".", "_")) for name in self.taken})
-
-
-def summary(
-    means: Tensor, variances: Tensor, kind: str, units: tuple[Tensor, Tensor] | None, noise: Tensor | None
-) -> dict[str, Tensor]:
-    """What the draws [Z, N, C] say together; aleatoric and epistemic variances add up to the total.
-
-    `noise` [2, C]: the observation noise that was estimated, and a factor on the draws' disagreement.
-    """
-    mean = means.mean(0)
-    aleatoric, epistemic = variances.mean(0), (means - mean).square().mean(0)
-    if kind == "real":
-        if noise is not None:
-            aleatoric, epistemic = noise[0].expand_as(mean), noise[1] * epistemic
-        if units is not None:
-            mean, aleatoric, epistemic = (
-                mean * units[1] + units[0],
-                aleatoric * units[1] ** 2,
-                epistemic * units[1] ** 2,
-            )
-        return {"mean": mean, "aleatoric": aleatoric, "epistemic": epistemic}
-    if kind == "survival":
-        ranked, last, ends = means.sort(0).values, means.shape[0] - 1, []
-        for place in (0.05 * last, 0.95 * last):  # 90 % of the draws lie between them
-            below = int(place)
-            ends.append(ranked[below] + (place - below) * (ranked[min(below + 1, last)] - ranked[below]))
-        parts = {"aleatoric": aleatoric, "epistemic": epistemic}
-        return {"survival": mean, "low": ends[0], "high": ends[1], **parts}
-
-    def entropy(p: Tensor) -> Tensor:
-        own = -p * p.clamp(min=1e-38).log()
-        other = (1 - p) * (1 - p).clamp(min=1e-38).log() if kind == "labels" else torch.zeros_like(p)
-        return (own - other).sum(-1)
-
-    total, expected = entropy(mean), entropy(means).mean(0)
-    return {
-        "probs": mean,
-        "aleatoric": aleatoric,
-        "epistemic": epistemic,
-        "entropy": total,
-        "mutual_information": (total - expected).clamp(min=0),
-    }
-
-
-class Predictor(nn.Module):
-    """Members together: inputs [N, ...] in, a dict of arrays out."""
-
-    def __init__(
-        self, members: list[Member], kind: str, units: tuple[Tensor, Tensor] | None, noise: Tensor | None = None
-    ) -> None:
-        super().__init__()
-        self.register_buffer("noise", noise)
-        self.members = nn.ModuleList(members)
-        self.kind = kind
-        self.has_units = units is not None
-        if units is not None:
-            self.register_buffer("shift", torch.as_tensor(units[0]))
-            self.register_buffer("spread", torch.as_tensor(units[1]))
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        outputs = [member(x) for member in self.members]
-        units: Any = (self.shift, self.spread) if self.has_units else None
-        noise: Any = self.noise
-        means, variances = (torch.stack(values) for values in zip(*outputs))
-        return summary(means, variances, self.kind, units, noise)
-
-
 def export(
     run: Run, folder: str | Path, what: str = "ensemble", *, draws: int | None = None, onnx: bool = False
 ) -> list[Path]:
     """Write a run's mean, or an ensemble of draws, into a folder; gives the files.
 
     The draws are those of `run.predict`, so that an ensemble gives the same probabilities. Inputs are given as the data
-    came: bytes, whole numbers, or numbers in their own units.
+    came: bytes, whole numbers, or numbers in their own units. Where torch.export can't trace the network, there is no
+    program, and the plain file is given the network.
     """
     if onnx:
         _check_onnx()
     predictor = predictor_of(run, what, draws).eval()
     folder = new_folder(folder)
-    x = _example(run)
-    program = _program(predictor, x)
-    torch.export.save(program, folder / PROGRAM)
-    paths = [folder / PROGRAM]
-    paths += _write_plain(folder, predictor, x)
+    x, paths, program = _example(run), [], None
+    try:
+        program = program_of(predictor, x)
+        torch.export.save(program, folder / PROGRAM)
+        paths = [folder / PROGRAM, *_write_plain(folder, predictor, x)]
+    except Untraceable as error:
+        if onnx:
+            raise
+        paths = _write_around(folder, predictor, run, x)
+        warnings.warn(
+            f"{folder} has no {PROGRAM}: {error}; {PLAIN} and {TENSORS} are written, to be used with the network that "
+            "was trained: load(network)",
+            UserWarning,
+            stacklevel=2,
+        )
     write_atomically(folder / CARD, json.dumps(_card(run, what, predictor, x), indent=1, ensure_ascii=False))
     paths.append(folder / CARD)
-    if onnx:
-        _write_onnx(program, folder / ONNX, list(predictor(x)))
+    if onnx and program is not None:
+        _write_onnx(program, folder / ONNX, predictor.outputs)
         paths.append(folder / ONNX)
-    for name in (TENSORS, PLAIN, ONNX, sets.TABLE, sets.CODE):  # of an export before, of another posterior
+    for name in (PROGRAM, TENSORS, PLAIN, ONNX, sets.TABLE, sets.CODE):  # of an export before, of another posterior
         if folder / name not in paths:
             (folder / name).unlink(missing_ok=True)
     return paths
@@ -203,55 +128,48 @@ def predictor_of(run: Run, what: str, draws: int | None = None) -> Predictor:
 
 
 def _example(run: Run) -> Tensor:
-    """Two rows as they are given: two, so that the number of rows is not taken for a constant."""
+    """Two rows of zeros: two, so that the number of rows is not taken for a constant. Programs keep their example."""
     data = run.task.clients.data
-    return data.x[:1].expand(2, *data.shape).contiguous().cpu()
-
-
-def _program(module: nn.Module, x: Tensor) -> ExportedProgram:
-    try:
-        with torch.no_grad():
-            return torch.export.export(module, (x,), dynamic_shapes=({0: Dim("rows")},), strict=False)
-    except Exception as error:  # what can't be traced fails in many ways
-        first = str(error).strip().splitlines()[0]
-        raise InputError(f"torch.export can't trace this network ({type(error).__name__}: {first})") from error
+    return torch.zeros(2, *data.shape, dtype=data.x.dtype)
 
 
 def _write_plain(folder: Path, predictor: Predictor, x: Tensor) -> list[Path]:
     """The tensors of all members, stacked, and a Python file that computes with them."""
     members: list[Any] = list(predictor.members)
-    one = _program(members[0], x)
-    if any(node.op in ("get_attr", "call_module") for node in one.graph.nodes):
+    one = program_of(members[0], x)
+    function = function_of(one, "member")
+    if function is None:
         return []  # control flow inside the network: the program has it, plain code would not
-    tensors: dict[str, Tensor] = {}
-    order: list[str | None] = []  # what `member` takes; None stands for the input
-    for spec in one.graph_signature.input_specs:
-        if spec.kind == InputKind.USER_INPUT:
-            order.append(None)
-            continue
-        target = str(spec.target)
-        name = target.removeprefix("network.")
-        each = [_tensor(member, one, target) for member in members]
-        same = all(t.data_ptr() == each[0].data_ptr() for t in each)
-        tensors[name] = each[0][None].clone() if same else torch.stack(each).contiguous()
-        order.append(name)
+    names = {target: target.removeprefix("network.") for target in function.tensors.values()}
+    tensors = {name: stacked([tensor_of(member, one, target) for member in members]) for target, name in names.items()}
+    text = plain_file(
+        function,
+        [names[target] for target in function.tensors.values()],
+        inspect.getsource(summary),
+        predictor.kind,
+        TENSORS,
+    )
+    return _write(folder, predictor, tensors, text)
+
+
+def _write_around(folder: Path, predictor: Predictor, run: Run, x: Tensor) -> list[Path]:
+    """The tensors of all members, stacked, and a Python file that computes around the network that it is given."""
+    members: list[Any] = list(predictor.members)
+    model: Model = members[0].model[0]
+    own = [{name: getattr(m, name.replace(".", "_")) for name in m.taken} for m in members]
+    y = torch.zeros(2, run.task.clients.data.classes * model.likelihood.width, dtype=model.dtype)
+    tensors, text = around(model, [m.network for m in members], own, x, y)
+    return _write(folder, predictor, tensors, text(inspect.getsource(summary), predictor.kind, TENSORS))
+
+
+def _write(folder: Path, predictor: Predictor, tensors: dict[str, Tensor], text: str) -> list[Path]:
     if predictor.has_units:
         tensors |= {".shift": predictor.shift.clone(), ".scale": predictor.spread.clone()}  # type: ignore[operator]
     if predictor.noise is not None:
         tensors[".noise"] = predictor.noise.clone()  # type: ignore[operator]
     write_atomically(folder / TENSORS, pack_safetensors(tensors))
-    code = one.graph_module.graph.python_code("self").src
-    text = plain_file(code, order, inspect.getsource(summary), predictor.kind, TENSORS)
     write_atomically(folder / PLAIN, text)
     return [folder / TENSORS, folder / PLAIN]
-
-
-def _tensor(member: nn.Module, program: ExportedProgram, target: str) -> Tensor:
-    own = {
-        **dict(member.named_parameters(remove_duplicate=False)),
-        **dict(member.named_buffers(remove_duplicate=False)),
-    }
-    return (own[target] if target in own else program.constants[target]).detach()
 
 
 def _card(run: Run, what: str, predictor: Predictor, x: Tensor) -> dict[str, Any]:
@@ -262,7 +180,7 @@ def _card(run: Run, what: str, predictor: Predictor, x: Tensor) -> dict[str, Any
         "data": data.name,
         "kind": data.kind,
         "input": {"shape": ["N", *data.shape], "type": _name(x.dtype), **_fields(data.prepare)},
-        "outputs": list(predictor(x)),
+        "outputs": predictor.outputs,
         "columns": list(data.columns),
         **({} if data.coding is None else {"coding": data.coding.as_table()}),
         "class_names": list(data.class_names),

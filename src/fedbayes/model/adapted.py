@@ -19,6 +19,7 @@ from fedbayes.errors import InputError
 from fedbayes.model import peft
 from fedbayes.model.adapted_layers import (
     EMBEDDING,
+    GIVEN,
     A,
     AdaptedAttention,
     B,
@@ -34,6 +35,8 @@ from fedbayes.model.model import DRAWN
 from fedbayes.model.still_norm import hold_still, let_move
 from fedbayes.noise import normals
 from fedbayes.posterior.layout import matches
+
+NESTED = "made_nested"  # of an encoder: whether it made nested tensors before it was adapted
 
 
 def adapt(network: nn.Module, adapters: Adapters) -> nn.Module:
@@ -53,7 +56,32 @@ def adapt(network: nn.Module, adapters: Adapters) -> nn.Module:
         layers = _layers(network, adapters, trained) if adapters.rank else {}
     if not layers and not trained:
         raise InputError("adapters: nothing is left to train; raise rank, or name weights in full")
-    network.__dict__["held_dtypes"] = {name: weights[name].dtype for name in trained}
+    factors = {
+        name: (_drawn(name, layer, kind, adapters), None) if file is None else (file.a[name], file.b[name])
+        for name, (layer, kind) in layers.items()
+    }
+    return _given(network, layers, factors, trained, full, train_a=adapters.both)
+
+
+def adapt_again(network: nn.Module, file: peft.Factors, trained: set[str], *, train_a: bool) -> nn.Module:
+    """Give a network, in place, the adapters that another had, whose weights `trained` were trained beside them."""
+    layers = _layers_of(network, file)
+    factors = {name: (file.a[name], file.b[name]) for name in layers}
+    return _given(network, layers, factors, trained, tuple(trained), train_a=train_a)
+
+
+def _given(
+    network: nn.Module,
+    layers: Mapping[str, tuple[nn.Module, Kind]],
+    factors: Mapping[str, tuple[Tensor, Tensor | None]],
+    trained: set[str],
+    full: tuple[str, ...],
+    *,
+    train_a: bool,
+) -> nn.Module:
+    """The network with its layers' A and B (None: zeros); all but these and what is trained stands still."""
+    weights = dict(network.named_parameters())
+    network.__dict__["held_dtypes"] = {name: weights[name].dtype for name in weights if name in trained}
     for name, weight in weights.items():
         if name in trained:
             weight.data = weight.data.to(trained_dtype(weight.dtype))
@@ -62,14 +90,17 @@ def adapt(network: nn.Module, adapters: Adapters) -> nn.Module:
         if not any(matches(f"{name}.{key}".removeprefix("."), full) for key in (*layer._parameters, *layer._buffers)):
             hold_still(layer)
     for name, (layer, kind) in layers.items():
-        a = _drawn(name, layer, kind, adapters) if file is None else file.a[name]
-        give(layer, kind, a, train_a=adapters.both)
-        if file is not None:
-            layer.get_parameter(B).data.copy_(file.b[name])
+        a, b = factors[name]
+        give(layer, kind, a, train_a=train_a)
+        if b is not None:
+            layer.get_parameter(B).data.copy_(b)
     for layer in network.modules():
         if isinstance(layer, nn.MultiheadAttention) and (hasattr(layer, B) or hasattr(layer.out_proj, B)):
             layer.__class__ = AdaptedAttention
             layer.register_forward_hook(_nothing)  # PyTorch's fast path of an encoder layer would read weights alone
+        if isinstance(layer, nn.TransformerEncoder) and any(hasattr(inner, B) for inner in layer.modules()):
+            # Under a mask of padding it would make nested tensors for that path, which no other takes.
+            layer.__dict__[NESTED], layer.use_nested_tensor = layer.use_nested_tensor, False
     if len({p.dtype for p in network.parameters() if p.is_floating_point()}) > 1:
         for layer in network.modules():
             if any(p is not None and p.is_floating_point() for p in layer._parameters.values()):
@@ -151,7 +182,7 @@ def is_adapted(network: nn.Module) -> bool:
 
 def _adapted(network: nn.Module) -> Iterator[tuple[str, Any, Kind]]:
     for name, layer in network.named_modules():
-        if B in layer._parameters:
+        if GIVEN in layer.__dict__:
             kind = kind_of(name, layer)
             assert kind is not None
             yield name, layer, kind
@@ -167,6 +198,7 @@ def merge(network: nn.Module) -> nn.Module:
         setattr(layer, kind.weight, nn.Parameter((weight.to(change.dtype) + change).to(weight.dtype)))
         del layer.lora_A, layer.lora_B
         layer.__dict__.pop(DRAWN, None)
+        del layer.__dict__[GIVEN]
     for name, dtype in network.__dict__.pop("held_dtypes", {}).items():
         weight = network.get_parameter(name)
         weight.data = weight.data.to(dtype)
@@ -175,6 +207,8 @@ def merge(network: nn.Module) -> nn.Module:
             for key in [key for key, hook in hooks.items() if hook in (_add, _nothing, _in_own_precision)]:
                 del hooks[key]
                 layer._forward_pre_hooks_with_kwargs.pop(key, None)
+        if NESTED in layer.__dict__:
+            layer.use_nested_tensor = layer.__dict__.pop(NESTED)
         if isinstance(layer, AdaptedAttention):
             layer.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
         let_move(layer)

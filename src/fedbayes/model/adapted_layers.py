@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedbayes.errors import InputError
 
 A, B = "lora_A", "lora_B"
+GIVEN = "has_given_factors"  # of a layer that has them from here: its author may have some by these names
 
 
 class Kind(NamedTuple):
@@ -79,8 +80,8 @@ def kind_of(name: str, layer: nn.Module) -> Kind | None:
                 "or keys that it adds); leave it out of pattern"
             )
         return ATTENTION
-    if isinstance(layer, nn.Linear):
-        return LINEAR
+    if isinstance(layer, nn.Linear):  # with a forward of its own it may be no linear map
+        return LINEAR if type(layer).forward is nn.Linear.forward else None
     if type(layer) in CONVOLUTIONS:
         if layer.groups != 1:
             raise InputError(f"adapters: convolution {name} has {layer.groups} groups; leave it out of pattern")
@@ -99,6 +100,7 @@ def give(layer: Any, kind: Kind, a: Tensor, *, train_a: bool) -> None:
     b = torch.zeros(kind.shapes(layer, len(a))[1])
     layer.register_parameter(A, nn.Parameter(a.to(weight.device, dtype), requires_grad=train_a))
     layer.register_parameter(B, nn.Parameter(b.to(weight.device, dtype)))
+    layer.__dict__[GIVEN] = True
     if kind.change is not None:
         layer.register_forward_hook(_add)
 

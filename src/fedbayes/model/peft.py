@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedbayes.errors import InputError, one_line
 from fedbayes.files import FAULTS, new_folder, size_of, text_of, write_atomically
-from fedbayes.model.adapted_layers import EMBEDDING, TRANSPOSED, A, B, kind_of
+from fedbayes.model.adapted_layers import EMBEDDING, GIVEN, TRANSPOSED, A, B, kind_of
 from fedbayes.version import __version__
 
 CONFIG, TENSORS, SCALES = "adapter_config.json", "adapter_model.safetensors", "adapter_scales.safetensors"
@@ -88,8 +88,9 @@ def write(folder: str | Path, network: nn.Module, scales: Mapping[str, Tensor], 
     `scales` are a posterior's by name: they lie in a file of their own, which PEFT does not read.
     """
     folder = new_folder(folder)
-    layers = {name: layer for name, layer in network.named_modules() if B in layer._parameters}
-    owners = {n.rpartition(".")[0] for n, p in network.named_parameters() if p.requires_grad and not n.endswith((A, B))}
+    layers = {name: layer for name, layer in network.named_modules() if GIVEN in layer.__dict__}
+    ours = {f"{name}.{factor}".removeprefix(".") for name in layers for factor in (A, B)}
+    owners = {n.rpartition(".")[0] for n, p in network.named_parameters() if p.requires_grad and n not in ours}
     inside = {
         f"{name}.out_proj".removeprefix("."): name
         for name, layer in network.named_modules()
@@ -103,7 +104,7 @@ def write(folder: str | Path, network: nn.Module, scales: Mapping[str, Tensor], 
             tensors[f"{BEFORE}{place}.{form.format(factor[-1])}"] = _plain(layer.get_parameter(factor))
     for owner in owners:
         for name, tensor in network.get_submodule(owner).state_dict().items():
-            if not name.endswith((A, B)):
+            if f"{owner}.{name}".removeprefix(".") not in ours:
                 tensors[f"{BEFORE}{owner}.{name}" if owner else BEFORE + name] = _plain(tensor)
     ranks = {name: len(layer.get_parameter(A)) for name, layer in layers.items()}
     rank = max(ranks.values(), default=0)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbayes.data import Clients, Dataset
+from fedbayes.data import Dataset
 from fedbayes.data.augment import AUGMENTATIONS
 from fedbayes.errors import InputError
 from fedbayes.methods import Method, Setting
@@ -64,9 +64,8 @@ def check_layers(network: nn.Module, frozen: Iterable[str]) -> None:
             )
 
 
-def try_network(setting: Setting, clients: Clients) -> None:
+def try_network(setting: Setting, data: Dataset) -> None:
     """One batch through the network, so that a wrong shape is a clear message and not a failure in round 1."""
-    data = clients.data
     assert setting.prepare is not None
     # Two rows of their own: a first layer may work in place.
     x = in_precision_of(setting.network, setting.prepare(setting.x.repeat(2, *[1] * (setting.x.dim() - 1))))

@@ -201,7 +201,7 @@ def prepare(
         wanted.private == ROWS,
         data.x[-1:].to(where),
     )
-    try_network(setting, clients)
+    try_network(setting, data)
     bounds = Bounds(cap_precision or None, clip_change, clip_quantile, cap_rows)
     with quick_cpu():  # as in rounds: the network is tried
         program = with_stages(with_bounds(method.build(setting), bounds), stages)

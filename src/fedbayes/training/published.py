@@ -6,9 +6,8 @@ classes, and for tables how columns are coded, without which nobody could predic
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,15 @@ from fedbayes.data.preparation import AS_STORED, Preparation, Scale, Standardise
 from fedbayes.data.ragged import Ragged
 from fedbayes.data.site_tables import without_rows
 from fedbayes.errors import InputError
-from fedbayes.federation.kept import apart
-from fedbayes.federation.program import FederationState
 from fedbayes.federation.round import predicting
 from fedbayes.files import reading, size_of, text_of, write_atomically
-from fedbayes.model.adapted import is_adapted, merge
 from fedbayes.model.likelihood import LIKELIHOODS, Likelihood
-from fedbayes.model.model import Model
-from fedbayes.model.parts import is_static
 from fedbayes.posterior import values
 from fedbayes.posterior.values import Parts, check
 from fedbayes.training.card import card
-from fedbayes.training.prepare import prepare
-from fedbayes.training.task import Federation, Progress, Task
+from fedbayes.training.rebuilt import RUNS, Told, rebuilt
+from fedbayes.training.task import Progress, Task
 from fedbayes.training.tested import Finished, predict_with
-from fedbayes.training.warm import weights_in
 from fedbayes.version import __version__
 
 POSTERIOR, FROZEN, ABOUT, CARD = "posterior.safetensors", "frozen.safetensors", "fedbayes.json", "README.md"
@@ -61,8 +54,6 @@ def write_model(run: Finished, folder: Path, network: str | None = None) -> list
     task = run.task
     if not task.program.prediction.whole:
         raise InputError("this method has no global model; hand on one client's: run.personal(client).as_run")
-    if is_adapted(task.program.model.module):
-        raise InputError("this run trained adapters of a frozen body; `fedbayes export --what peft` writes those")
     parts = {part: values.map_tensors(q, lambda t: t.detach().cpu()) for part, q in run.parts.items()}
     folder.mkdir(parents=True, exist_ok=True)
     values.save(folder / POSTERIOR, parts)
@@ -106,6 +97,7 @@ def _about(run: Finished, network: str | None) -> dict[str, Any]:
         "network": network,
         "parts": {part: list(layout.names) for part, layout in program.model.trainable.items()},
         "likelihood": program.model.likelihood.named,
+        "runs": {name: getattr(program.model, name) for name in RUNS},
         "prediction": {name: getattr(program.prediction, name) for name in PREDICTION},
         "data": {
             "name": data.name,
@@ -163,11 +155,8 @@ def read(
         if about["format"] != FORMAT:
             raise InputError(f"{path} has format {about['format']!r}, this version reads {FORMAT}; update fedbayes")
         typical = _clients(about["data"])
-        prediction = {name: kind(about["prediction"][name]) for name, kind in PREDICTION.items()}
-        cuts = {str(part): [str(n) for n in names] for part, names in about["parts"].items()}
-        number, seed, method = int(about["round"]), int(about["seed"]), str(about["method"])
+        told = _told(about, folder)
         network = network if network is not None else about["network"]
-        likelihood = _likelihood(about.get("likelihood"), about["data"]["kind"])
     if network is None:
         raise InputError(
             f"{name or folder.name}: give the network that was trained, fb.load(..., network=module): no code is kept"
@@ -175,19 +164,22 @@ def read(
     if isinstance(network, str) and ":" in network:
         raise InputError(f"{path} names a network of somebody's own code; give it as network=module")
     clients = typical if clients is None else _fitting(clients, typical)
-    parts = _parts(folder / POSTERIOR)
-    if isinstance(network, nn.Module) and (folder / FROZEN).is_file():
-        network = copy.deepcopy(network)
-        with reading(folder / FROZEN, MEND):
-            network.load_state_dict(weights_in(folder / FROZEN), strict=False)
-    options: dict[str, Any] = {"rounds": max(number, 1), "seed": seed, "device": device, "engine": "loop"}
-    task = prepare(network, clients, method="fedavg", likelihood=likelihood, **options)
-    model = _model(task, clients.data, cuts, parts)
-    broadcast, beside = apart({part: values.map_tensors(q, lambda t: t.to(task.device)) for part, q in parts.items()})
-    said = task.program.prediction._replace(**prediction)
-    program = task.program._replace(model=model, initial=broadcast, prediction=said)
-    task = replace(task, program=program, elsewhere=_not_here, method=method)
-    return task, Progress(FederationState(number, broadcast, kept=beside))
+    return rebuilt(told, network, clients, _parts(folder / POSTERIOR), device)
+
+
+def _told(about: Mapping[str, Any], folder: Path) -> Told:
+    runs = about.get("runs", RUNS)
+    return Told(
+        method=str(about["method"]),
+        round=int(about["round"]),
+        seed=int(about["seed"]),
+        cuts={str(part): [str(n) for n in names] for part, names in about["parts"].items()},
+        prediction={name: kind(about["prediction"][name]) for name, kind in PREDICTION.items()},
+        likelihood=_likelihood(about.get("likelihood"), about["data"]["kind"]),
+        runs={name: bool(runs[name]) for name in RUNS},
+        frozen=folder / FROZEN if (folder / FROZEN).is_file() else None,
+        mend=MEND,
+    )
 
 
 def _likelihood(named: Any, kind: str) -> Likelihood | None:
@@ -199,10 +191,6 @@ def _likelihood(named: Any, kind: str) -> Likelihood | None:
     if made.kind != kind:
         raise ValueError(f"a likelihood of {made.kind} beside targets of {kind}")
     return made
-
-
-def _not_here(federation: Federation) -> Iterator[tuple[int, Any]]:
-    raise InputError("this model was loaded without its data: personal models and scores stay with those who have it")
 
 
 def _fitting(clients: Clients, typical: Clients) -> Clients:
@@ -232,39 +220,6 @@ def _parts(path: Path) -> Parts:
         for part, q in parts.items():
             check(q, f"{path.name}: part {part!r}")
         return parts
-
-
-def _model(task: Task, data: Dataset, cuts: Mapping[str, list[str]], parts: Parts) -> Model:
-    """The network cut into the parts of the file, held to be the one that these were made for."""
-    built = task.program.model
-    trained = {name for names in cuts.values() for name in names}
-    network = merge(built.module)  # statistics that stood still are buffers again
-    own = [name for name, _ in network.named_parameters()]
-    if strange := [name for name in sorted(trained) if name not in own and not name.startswith("likelihood.")]:
-        raise InputError(f"network: it has no weight {strange[0]!r}; give the network that was trained")
-    frozen = [name for name in own if name not in trained]
-    try:
-        model = Model.of(
-            network.requires_grad_(True),
-            built.likelihood,
-            parts=cuts,
-            frozen=frozen,
-            prepare=built.prepare,
-            units=built.units,
-        )
-        model = replace(model, channels_last=built.channels_last)
-    except ValueError as error:
-        raise InputError(f"network: it is not the one that was trained ({error})") from error
-    for part, layout in model.layouts.items():
-        if part not in parts and not is_static(part):
-            raise InputError(f"network: the file has no part {part!r}; it is not the network that was trained")
-        theirs = parts[part].layout if part in parts else None
-        if theirs is not None and theirs.fingerprint != layout.fingerprint:
-            names = (
-                f"{len(layout.names)} tensors, {layout.size} weights; trained were {len(theirs.names)}, {theirs.size}"
-            )
-            raise InputError(f"network: part {part!r} has {names}; give the network that was trained")
-    return model
 
 
 def _clients(about: Mapping[str, Any]) -> Clients:

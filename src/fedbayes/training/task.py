@@ -176,12 +176,16 @@ def initial_of(program: Program, init: Mapping[str, Posterior], device: torch.de
             raise unknown("part of init", part, parts)
         ours = parts[part]
         if type(q) is not type(ours) or q.mean.shape != ours.mean.shape:
+            theirs = f" over {q.mean.shape[-1]}" if hasattr(q, "mean") else ""
             raise InputError(
                 f"init: part {part!r} must be a {type(ours).__name__} over {ours.mean.shape[-1]} weights, "
-                f"not a {type(q).__name__} over {q.mean.shape[-1]}; is it of another network?"
+                f"not a {type(q).__name__}{theirs}; is it of another network?"
             )
         if q.layout is not None and ours.layout is not None and q.layout.fingerprint != ours.layout.fingerprint:
             raise InputError(f"init: part {part!r} was made for another network (layouts differ)")
-        check(q, f"init: part {part!r}")
+        try:
+            check(q, f"init: part {part!r}")
+        except ValueError as error:
+            raise InputError(f"{error}; give posteriors that are finite, with positive scales") from error
         parts[part] = map_tensors(q, lambda t: t.to(device))
     return parts

@@ -15,38 +15,33 @@ from torch import Tensor, nn
 from fedbayes.errors import InputError, one_line
 from fedbayes.federation.program import Program
 from fedbayes.files import FAULTS, size_of
+from fedbayes.model.adapted import is_adapted
+from fedbayes.model.adapted_layers import B
+from fedbayes.model.model import Model
 from fedbayes.model.parts import is_static
 from fedbayes.posterior.values import Gaussian, Parts, Point, Posterior
+from fedbayes.training.modules import module_of
 
 
 def starting_parts(program: Program, init: Any) -> Mapping[str, Posterior]:
     """Posteriors by part. Of a state dict, or a run of points, a Gaussian takes the means and keeps its own scales."""
-    if isinstance(init, str | Path):
-        init = weights_in(Path(init))
-    if hasattr(init, "progress") and hasattr(init, "task"):  # a Run
-        return _of_posteriors(program, init.broadcast)
-    if not isinstance(init, Mapping):
-        raise InputError(f"init is a {type(init).__name__}; give a run, a state dict, a .safetensors file, posteriors")
-    tensors = [isinstance(value, Tensor) for value in init.values()]
-    if not tensors or not any(tensors):
-        return init
-    if not all(tensors):
-        raise InputError("init holds tensors and other things; give a state dict, or posteriors by part")
-    return _of_tensors(program, init)
+    init = _given(init)
+    if _is_run(init):
+        return _of_run(program, init)
+    return _of_tensors(program, init) if all(isinstance(value, Tensor) for value in init.values()) else init
 
 
 def weights_at_home(program: Program, init: Any) -> dict[str, Tensor]:
     """The start by name, for a method whose clients keep weights: no broadcast brings them those. Empty: not needed."""
     if program.prediction.whole:
         return {}
-    if hasattr(init, "progress") and hasattr(init, "task"):
-        if all(
-            part in init.broadcast and init.broadcast[part].layout == q.layout for part, q in program.initial.items()
-        ):
+    tensors = _given(init)
+    if _is_run(tensors):
+        theirs = tensors.broadcast
+        if all(part in theirs and theirs[part].layout == q.layout for part, q in program.initial.items()):
             return {}  # of a run that shared the same
-        init = _named(init.broadcast)
-    tensors = weights_in(Path(init)) if isinstance(init, str | Path) else init
-    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        tensors = _weights_of(tensors, program.model)
+    if not all(isinstance(value, Tensor) for value in tensors.values()):
         return {}
     model = program.model
     whole: Parts = {part: Point(vector, model.layouts[part]) for part, vector in model.initial().items()}
@@ -54,7 +49,27 @@ def weights_at_home(program: Program, init: Any) -> dict[str, Tensor]:
     return model.weights({part: q.mean for part, q in parts.items()})
 
 
-def weights_in(path: Path) -> dict[str, Tensor]:
+def _given(init: Any) -> Any:
+    """A run, or tensors or posteriors by name; checked."""
+    if isinstance(init, str | Path):
+        init = weights_in(Path(init))
+    if _is_run(init):
+        return init
+    if not isinstance(init, Mapping):
+        raise InputError(f"init is a {type(init).__name__}; give a run, a state dict, a .safetensors file, posteriors")
+    if not init:
+        raise InputError("init holds nothing; give a run, a state dict, posteriors by part, or leave it out")
+    tensors = [isinstance(value, Tensor) for value in init.values()]
+    if any(tensors) and not all(tensors):
+        raise InputError("init holds tensors and other things; give a state dict, or posteriors by part")
+    return init
+
+
+def _is_run(init: Any) -> bool:
+    return hasattr(init, "progress") and hasattr(init, "task")
+
+
+def weights_in(path: Path, what: str = "init") -> dict[str, Tensor]:
     """The tensors of a safetensors file, by name."""
     try:
         size_of(path)
@@ -62,17 +77,48 @@ def weights_in(path: Path) -> dict[str, Tensor]:
     except InputError:
         raise
     except (SafetensorError, *FAULTS) as error:
-        raise InputError(f"init: {path} is no safetensors file that can be read ({one_line(error)})") from error
+        raise InputError(f"{what}: {path} is no safetensors file that can be read ({one_line(error)})") from error
 
 
-def _of_posteriors(program: Program, theirs: Parts) -> dict[str, Posterior]:
+def _of_run(program: Program, run: Any) -> dict[str, Posterior]:
     """Parts of another run of the same network, which may be of another kind, or cut otherwise."""
+    theirs = run.broadcast
     if any(q.layout != theirs[part].layout for part, q in program.initial.items() if part in theirs):
-        return _of_tensors(program, _named(theirs))
+        return _of_tensors(program, _weights_of(run, program.model))
+    _refuse_another_body(run, program.model)
     shared = {part: theirs[part] for part in program.initial if part in theirs}
     if not shared:
         raise InputError(f"init: that run has parts {', '.join(theirs)}, this method {', '.join(program.initial)}")
     return {part: _as_kind_of(program.initial[part], q) for part, q in shared.items()}
+
+
+def _weights_of(run: Any, model: Model) -> dict[str, Tensor]:
+    """A run's weights by name: where more is trained here, its whole network, adapters merged."""
+    named = _named(run.broadcast)
+    trained = {n for layout in model.trainable.values() for n in layout.names if not n.startswith("likelihood.")}
+    if trained <= named.keys() or not run.task.program.prediction.whole:
+        _refuse_another_body(run, model)
+        return named
+    if is_adapted(model.module):
+        raise InputError(f"init: this network has adapters that are not those of that run; {LEARNED}")
+    network = module_of(run.task, run.broadcast)
+    whole = {n: t.detach() for n, t in [*network.named_parameters(), *network.named_buffers()]}
+    return {n: t for n, t in named.items() if n.startswith("likelihood.")} | whole
+
+
+LEARNED = "give what it learned as the network, fit(run.module(), ...), and leave init out"
+
+
+def _refuse_another_body(run: Any, model: Model) -> None:
+    """Refuse weights learned over other frozen ones than stand here: with those they would mean something else."""
+    theirs = {n: t for weights in run.task.program.model.frozen.values() for n, t in weights.items()}
+    for weights in model.frozen.values():
+        for name, ours in weights.items():
+            other = theirs.get(name)
+            if other is None:
+                continue
+            if other.shape != ours.shape or not torch.allclose(ours.cpu(), other.to(ours).cpu(), rtol=1e-5):
+                raise InputError(f"init: {name} is frozen, and was another in that run; {LEARNED}")
 
 
 def _named(parts: Parts) -> dict[str, Tensor]:
@@ -97,13 +143,16 @@ def _of_tensors(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Po
         own = layout.split(ours.mean)
         lacking = [n for n in layout.names if n not in tensors and not n.startswith("likelihood.")]
         if lacking and not is_static(part):
-            raise InputError(
-                f"init: the state dict lacks {len(lacking)} weights, first {lacking[0]!r}; is it another's?"
+            mend = (
+                "load it into the network before, by load_state_dict" if lacking[0].endswith(B) else "is it another's?"
             )
+            raise InputError(f"init: the state dict lacks {len(lacking)} weights, first {lacking[0]!r}; {mend}")
         named = {n: tensors.get(n, own[n]) for n in layout.names}
         for name, shape in zip(layout.names, layout.shapes):
             if tuple(named[name].shape) != shape:
                 raise InputError(f"init: {name} has shape {list(named[name].shape)}, the network's is {list(shape)}")
+            if not named[name].isfinite().all():
+                raise InputError(f"init: {name} holds values that are not finite; give weights that did not diverge")
         parts[part] = _as_kind_of(ours, Point(layout.join({n: t.to(own[n]) for n, t in named.items()}), layout))
     if strange := [name for name in tensors if name not in known]:
         raise InputError(f"init: the network has no weight {strange[0]!r}; it has {', '.join(sorted(known)[:5])}, ...")
