@@ -10,9 +10,11 @@ from pathlib import Path
 from fedbayes.engine.clock import EVALUATION, FILES, share
 from fedbayes.errors import NotFinite
 from fedbayes.experiments.experiment import Experiment, to_toml
+from fedbayes.federation.ledger import total
 from fedbayes.files import write_atomically
 from fedbayes.runs import checkpoint, coding, evaluation, journal
 from fedbayes.runs.own import OwnFiles
+from fedbayes.runs.releases import releases_in
 from fedbayes.training.run import Run
 from fedbayes.training.task import Progress, Task
 
@@ -112,7 +114,7 @@ class Recording:
             task.go_on_with(last.widths)
             own = OwnFiles(folder / "own", task.device, last.own)
         own.sweep_strays([checkpoint.own_index(path).files for path in paths[:-1]])
-        return progress, own, line
+        return progress._replace(beside=total(releases_in(folder))), own, line
 
 
 def write_once(path: Path, text: str) -> None:
