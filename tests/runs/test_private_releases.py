@@ -130,7 +130,7 @@ def test_methods_of_a_comparison_add(x: Experiment, tmp_path: Path) -> None:
     assert spending(folder)[-1].epsilon == pytest.approx(in_training(4) + 3.0 * MUCH)
 
 
-def test_runs_in_memory_have_an_account_too(x: Experiment) -> None:
+def test_runs_in_memory_have_an_account_too(tmp_path: Path) -> None:
     clients = fb.data.load("digits").split(fb.partition.iid(), clients=6, seed=0)
     asked: list[str] = []
 
@@ -151,6 +151,9 @@ def test_runs_in_memory_have_an_account_too(x: Experiment) -> None:
     assert made.epsilon == pytest.approx(before + 2 * MUCH)
     with pytest.raises(InputError, match="would spend"):
         conformal.fit(made, epsilon=MUCH)
+    fb.save(made, tmp_path / "saved", network="linear")
+    with pytest.raises(InputError, match="without an account"):
+        spending(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("text", ["[", "{}x", json.dumps([{"what": "calibration", "epsilon": -1, "round": 1}]), "[1]"])

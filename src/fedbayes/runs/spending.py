@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fedbayes.errors import InputError
 from fedbayes.experiments.experiment import folder_name
+from fedbayes.experiments.keys import SAVED
 from fedbayes.federation.accounting import Account, epsilon_of, with_more
 from fedbayes.federation.ledger import total
 from fedbayes.federation.randomness import NOT_PRIVATE
@@ -42,6 +43,10 @@ def spending(folder: str | Path, more: int = 0) -> list[Spending]:
     experiment = experiment_in(folder)
     if experiment.private is None:
         raise InputError(f"{folder} holds no private run; set private = 'clients' or 'rows' before training")
+    if experiment.network == SAVED:
+        raise InputError(
+            f"{folder} was written by fb.save, without an account; its journal has the epsilon of its rounds"
+        )
     folders = [Path(folder) / folder_name(m) for m in experiment.methods] or [Path(folder)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of runs that are not finished
