@@ -127,7 +127,10 @@ def test_of_a_private_run_promises_are_made_under_noise_alone(tmp_path):
     private = 'private = "clients"\nnoise_multiplier = 0.1\n[options]\nweighting = "equal"'
     (tmp_path / "private.toml").write_text(SMALL.replace("rounds = 3", "rounds = 1").replace("[options]", private))
     call("run", tmp_path / "private.toml", "--output", folder)
-    assert "95 % interval" not in call("evaluate", folder, "--by", "site")
+    for command in (["evaluate"], ["evaluate", "--by", "site"], ["evaluate", "--ood", "uniform-noise"]):
+        with pytest.raises(InputError, match="the run is private, and scores of its test rows have no noise"):
+            call(command[0], folder, *command[1:])
+    assert not {"scores.json", "ood.npz"} & {path.name for path in folder.iterdir()}
     for more in ([], ["--recalibrate"]):
         with pytest.raises(InputError, match="the run is private"):
             call("calibrate", folder, *more)
@@ -135,7 +138,10 @@ def test_of_a_private_run_promises_are_made_under_noise_alone(tmp_path):
         call("calibrate", folder, "--epsilon", 400, "--recalibrate")
     assert not (folder / calibrated.FILE).exists()
     assert "noised, epsilon 400" in " ".join(call("calibrate", folder, "--epsilon", 400).split())
-    assert "95 % interval" in call("evaluate", folder, "--by", "site")
+    told = call("evaluate", folder, "--by", "site")
+    assert "95 % interval" in told
+    assert "accuracy" not in told
+    assert [row.split()[:2] for row in call("privacy", folder).splitlines() if "all" in row] == [["in", "all"]]
 
 
 def test_a_watch_goes_on_and_tells_what_changed(home, tmp_path):

@@ -14,7 +14,7 @@ import fedbayes as fb
 from fedbayes import scores
 from fedbayes.data import from_arrays
 from fedbayes.errors import InputError
-from fedbayes.evaluate import conformal, recalibrated
+from fedbayes.evaluate import calibration, conformal, ood, outside, recalibrated, scoring, unseen
 from fedbayes.evaluate.calibration import held_out, target_spread
 from fedbayes.export.predictions import as_csv, promised
 from fedbayes.export.sets import promises_in, write_sets
@@ -251,6 +251,33 @@ def test_of_a_private_run_nothing_is_told_of_test_rows_without_noise(private):
             calibrate(run)
     made = conformal.fit(run, epsilon=200.0, private_seed=0)
     assert "noised, epsilon 200" in made.source
+
+
+def test_of_a_private_run_nothing_is_scored_but_public_test_rows_and_no_training_row_is_looked_at(private, tmp_path):
+    secret, public = private[False], private[True]
+    x = secret.task.clients.data.test_x
+    for act in (
+        secret.scores,
+        lambda: secret.scores(by="site"),
+        secret.personal_scores,
+        lambda: secret.to_columns("scores"),
+        lambda: secret.to_columns("predictions"),
+        lambda: scoring.score_run(secret),
+        lambda: calibration.temperature(secret),
+        lambda: calibration.conformal(secret),
+        lambda: unseen.flagged(secret, x, secret.predict(x)),
+    ):
+        with pytest.raises(InputError, match=r"the run is private, and \w+ of its test rows have no noise: train with"):
+            act()
+    assert len(secret.to_columns()["round"]) == 1
+    assert "accuracy" in public.scores()
+    assert {*unseen.flagged(public, x, public.predict(x)).thresholds} == {"entropy"}
+    for run in private.values():
+        with pytest.raises(InputError, match="mahalanobis: the run is private"):
+            ood.scores(run, x, only=["mahalanobis"])
+        assert "mahalanobis" not in ood.scores(run, x)
+        with pytest.raises(InputError, match="ood train@2000: the run is private"):
+            outside.outside("train@2000", run)
 
 
 def test_of_a_private_run_mixes_are_those_of_public_test_rows_alone(private):

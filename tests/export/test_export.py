@@ -143,6 +143,19 @@ def test_an_export_predicts_the_same_without_fedbayes(exported, case):
             np.testing.assert_allclose(said[f"one/{name}"], value[:1].numpy(), rtol=0, atol=1e-6 * scale)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_no_file_of_an_export_holds_a_row_of_a_client(exported, case):
+    run, folder = exported[case]
+    program = torch.export.load(folder / "model.pt2")
+    (example,), _ = program.example_inputs
+    assert not example.any()
+    data = run.task.clients.data
+    rows = [row.contiguous().numpy().tobytes() for row in data.x if row.any()]
+    for name in ("model.pt2", "model.safetensors", "model.py", "model.json"):
+        content = (folder / name).read_bytes() if (folder / name).exists() else b""
+        assert not any(row in content for row in rows)
+
+
 def test_the_mean_is_the_network_at_the_posterior_mean(tmp_path):
     run = fitted(text_network(), tokens())
     x = run.task.clients.data.test_x

@@ -19,11 +19,15 @@ from fedbayes.federation.program import Order, Outcome, Program, Terms
 from fedbayes.federation.randomness import Randomness
 from fedbayes.federation.schedule import poisson
 from fedbayes.methods import METHODS
+from fedbayes.options import options_of
 from fedbayes.posterior.values import Gaussian, Point
 from fedbayes.training.prepare import prepare
+from fedbayes.training.rounds import close
+from fedbayes.training.run import Memory
 
 pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
 CLIP = 0.7
+POINTS = ("fedavg", "fedprox", "fedpa", "fedppd")  # without a precision to cap
 PRIVATE: dict[str, Any] = {"private": "clients", "noise_multiplier": 1.0, "private_clip": CLIP, "private_seed": 0}
 FAST: dict[str, Any] = {"epochs": 1, "batch": 4, "lr": 0.3}
 RULED = {
@@ -117,6 +121,51 @@ def test_one_client_more_moves_the_sum_by_the_clip_at_most(engine: str, at: tupl
         assert rest.terms is not None
         gap = {p: {key: t - rest.terms[p][key] for key, t in s.items()} for p, s in whole.terms.items()}
         assert length(gap) <= CLIP * (1 + 1e-9)
+
+
+ADMITTED = (
+    "fedavg", "fedprox", "fedpa", "feduab", "fedvi", "fedivon", "pvi", "bayes_admm", "fedlap_cov", "fedppd",
+)  # fmt: skip
+BOUNDS: dict[str, dict[str, Any]] = {
+    "no bound": {},
+    "bounds": {"cap_precision": 1.5, "clip_change": 0.2},
+    "weights by rows": {"cap_rows": 8},
+}
+KEEPS = ("pvi", "bayes_admm", "fedlap_cov")  # clients that keep a factor: bounds and weights are refused
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize(
+    ("name", "bounds"), [(n, b) for n in ADMITTED for b in BOUNDS if b == "no bound" or n not in KEEPS]
+)
+def test_with_what_clients_have_kept_one_more_moves_the_sum_by_the_clip_at_most(
+    name: str, bounds: str, engine: str
+) -> None:
+    """Two rounds of every method that is admitted: in the second, factors are of the first."""
+    clients = sites()
+    clients[1] = (clients[1][0] * 1e3, clients[1][1])
+    more: dict[str, Any] = {"points": []} if name in ("pvi", "bayes_admm") else {}
+    more |= {} if name in KEEPS else {"weighting": "size" if "rows" in bounds else "equal"}
+    method = METHODS[name](**FAST, **more)
+    given = {"cap_precision": BOUNDS[bounds].get("cap_precision")} if name not in POINTS else {}
+    given |= {key: value for key, value in BOUNDS[bounds].items() if key != "cap_precision"}
+    task = prepare(network(), clients, method=method, rounds=2, **{**PRIVATE, "engine": engine, **given})
+    own, progress = Memory(), task.begin()
+    for _ in range(2):
+        plan = task.plan(progress)
+        order = plan.closing._replace(cohort=(0, 1, 2, 3), dropped=())
+        whole = task.engine.run(task.program, order, own.get)
+        for k in range(4):
+            rest = task.engine.run(task.program, order._replace(cohort=tuple(j for j in range(4) if j != k)), own.get)
+            gap = {p: {key: t - rest.terms[p][key] for key, t in s.items()} for p, s in whole.terms.items()}
+            assert length(gap) <= CLIP * (1 + 1e-9)
+        progress, _ = close(task, progress, own, plan._replace(closing=order, orders=(order,)), whole)
+
+
+def test_every_method_is_admitted_or_refused_by_name() -> None:
+    for name in {*METHODS} - {*ADMITTED}:
+        with pytest.raises(InputError):
+            task_of(METHODS[name](**{k: v for k, v in FAST.items() if k in options_of(METHODS[name])}))
 
 
 def test_in_a_sweep_each_member_has_its_own_clip() -> None:

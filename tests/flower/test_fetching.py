@@ -28,7 +28,7 @@ from fedbayes.flower import fetching
 from fedbayes.flower.federated import carried
 from fedbayes.flower.fetching import WORDS
 from fedbayes.flower.grid import GridPost, content_of
-from fedbayes.flower.node import TRAIN
+from fedbayes.flower.node import CALIBRATE, TRAIN
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter, Refused
 from fedbayes.methods import METHODS
@@ -124,7 +124,7 @@ def test_a_piece_that_is_named_many_times_is_refused_before_it_is_joined(monkeyp
     post = post_of(Server({"bomb": Letter({}, {"model.mean": np.zeros(1 << 17)})}, bomb))
     ((_, answer),) = post.pull(["bomb"])
     assert isinstance(answer, Refused)
-    assert str(answer) == "its reply can't be read (it has 300 MiB, at most 128 MiB are expected)"
+    assert str(answer) == "its reply can't be read (it has 300 MiB, at most 16 MiB are expected)"
     assert not joined
 
 
@@ -132,7 +132,7 @@ def test_a_piece_that_is_named_many_times_is_refused_before_it_is_joined(monkeyp
     ("arrays", "words"),
     [
         ({"model.mean": np.arange(600_000.0)}, "it has 4.578 MiB, at most 4 MiB are expected"),
-        ({f"w{i}": np.array(float(i)) for i in range(50)}, "it is of 104 pieces, at most 64 are expected"),
+        ({f"w{i}": np.array(float(i)) for i in range(300)}, "it is of 604 pieces, at most 512 are expected"),
     ],
 )
 def test_a_reply_may_not_be_far_larger_than_what_was_sent(
@@ -145,6 +145,17 @@ def test_a_reply_may_not_be_far_larger_than_what_was_sent(
     assert isinstance(large, Refused)
     assert words in str(large)
     assert isinstance(small, Letter)
+
+
+@pytest.mark.parametrize(("kind", "beside"), [(TRAIN, fetching.SLACK), (CALIBRATE, fetching.HISTOGRAM)])
+def test_only_who_is_asked_for_a_histogram_may_send_one(
+    monkeypatch: pytest.MonkeyPatch, kind: str, beside: int
+) -> None:
+    monkeypatch.setattr("fedbayes.flower.grid.Message", lambda *given, **named: given)
+    post = post_of(Server({}))
+    post.grid.push_messages = lambda messages: ["m"]
+    post.push(kind, {7: LETTER}, 60.0)
+    assert post.fetching.bounds["m"].size == beside + 5 * WORDS
 
 
 @pytest.mark.parametrize("method", METHODS)

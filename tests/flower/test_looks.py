@@ -1,6 +1,8 @@
 """Jobs beside training, behind a post: a calibration whose sums are those of here, and watches that stay at home."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +17,12 @@ from fedbayes.flower.border import Refusal, guarded
 from fedbayes.flower.federated import carried, run
 from fedbayes.flower.jobs import _state, calibrate, watch
 from fedbayes.flower.kept import in_file
-from fedbayes.flower.node import CALIBRATE, PROMISE, WATCH, Node
+from fedbayes.flower.node import CALIBRATE, EVALUATE, PROMISE, REFINE, TRAIN, WATCH, Node
 from fedbayes.flower.wire import Letter
 from fedbayes.report.watch import write_page
-from fedbayes.runs import calibrated, watched
+from fedbayes.runs import calibrated, checkpoint, watched
 from fedbayes.runs.folder import load
+from fedbayes.runs.releases import releases_in
 from fedbayes.runs.watched import State
 from fedbayes.scores.label_shift import mix_of_labels, quantile_of_quantiles
 
@@ -163,6 +166,19 @@ def test_what_a_node_must_not_say_is_refused_and_the_others_calibrate(trained):
         calibrate(EXPERIMENT, trained[0], nobody)
 
 
+def test_a_node_whose_experiment_says_secure_uploads_nothing_in_the_clear(tmp_path):
+    post = InProcess(carried(EXPERIMENT))
+    hidden, letters = InProcess(carried(replace(EXPERIMENT, flower={"secure": True}))), []
+    post.spoil = lambda kind, k, letter, said: letters.append((kind, k, letter)) or said
+    run(replace(EXPERIMENT, rounds=1), tmp_path, post)
+    asked = [(k, letter) for kind, k, letter in letters if kind == TRAIN]
+    assert len(asked) == 3
+    for k, letter in asked:
+        answer = hidden._answer(TRAIN, 100 + k, letter)
+        assert "secure = true" in answer.head["refused"]
+        assert not answer.arrays
+
+
 def test_what_can_t_be_done_here_is_named(trained):
     post = InProcess(carried(EXPERIMENT))
     with pytest.raises(InputError, match="epsilon: way 'own' shows what is not noised"):
@@ -285,14 +301,40 @@ def private(tmp_path_factory, request):
     return x, folder
 
 
+def test_a_calibration_is_in_the_account_before_a_node_is_asked(private, tmp_path, monkeypatch):
+    x, folder = private
+    folder = Path(shutil.copytree(folder, tmp_path / "run"))
+    x = replace(x, epsilon=load(folder).epsilon + 1e4)
+    monkeypatch.setattr(checkpoint, "_check_config", lambda *arguments: None)  # a budget that it did not begin with
+    post = InProcess(carried(x))
+    spent = len(releases_in(folder))
+    real, seen = post.push, []
+
+    def push(kind, letters, seconds):
+        seen.append((kind, len(releases_in(folder)) - spent))
+        return real(kind, letters, seconds)
+
+    monkeypatch.setattr(post, "push", push)
+    for refused in ({"epsilon": 2e4}, {"epsilon": 5e3, "way": "own"}, {"epsilon": 5e3, "score": "weighted"}):
+        with pytest.raises(InputError, match=r"epsilon: this calibration would spend|way|score"):
+            calibrate(x, folder, post, coverage=0.6, **refused)
+    assert not [kind for kind, _ in seen if kind in (CALIBRATE, PROMISE)]
+    calibrate(x, folder, post, coverage=0.6, epsilon=6e3)
+    assert {number for kind, number in seen if kind in (CALIBRATE, PROMISE)} == {1}
+    with pytest.raises(InputError, match="there is 4000 left"):
+        calibrate(x, folder, post, coverage=0.6, epsilon=6e3)
+
+
 def test_a_private_run_tells_of_test_rows_under_noise_or_where_they_are_public(private, tmp_path):
     x, folder = private
     rows = tmp_path / "stream.csv"
     np.savetxt(rows, np.zeros((5, 2)), delimiter=",")
     post = with_streams(tmp_path, {0: rows}, x)
+    before = load(folder).epsilon
     made = calibrate(x, folder, post, coverage=0.6, epsilon=1e4)
     assert made.rows == 12
     assert bool((made.mix == 1 / 3).all())  # which stay at home
+    assert load(folder).epsilon == pytest.approx(before + 1e4)
     if x.public_test:
         made = calibrate(x, folder, InProcess(carried(x)), coverage=0.6)
         sums = made.counts.sum(1)
@@ -303,7 +345,7 @@ def test_a_private_run_tells_of_test_rows_under_noise_or_where_they_are_public(p
         assert [state.rows for state in watch(x, folder, with_streams(tmp_path / "again", {0: rows}, x))] == [5]
         return
     last = [letter for kind, k, letter in post.asked if (kind, k) == (PROMISE, 0)][-1]
-    for kind in (CALIBRATE, PROMISE, WATCH):  # a server that leaves out what the library checks
+    for kind in (CALIBRATE, PROMISE, WATCH, EVALUATE, REFINE):  # a server that leaves out what the library checks
         letter = Letter({**last.head, "epsilon": 0.0, "alpha": 0.05}, last.arrays)
         assert "the run is private" in post._answer(kind, 100, letter).head["refused"]
     with pytest.raises(InputError, match="the run is private, and histograms of its test rows have no noise: give"):

@@ -206,6 +206,61 @@ def test_a_round_whose_sum_was_shown_and_lost_is_over(x: Experiment, tmp_path: P
     assert len({record["release"] for record in made.journal}) == 3
 
 
+@pytest.mark.parametrize("cohort", ["the same", "others too"])
+def test_a_round_is_over_once_shares_of_its_sum_are_asked_for(x: Experiment, tmp_path: Path, sums, cohort: str) -> None:
+    """The server dies with just enough shares: who gave none yet would take part in a sum under other noise."""
+    x = secure(replace(x, rounds=2, clients=9), wait=0.2)
+    post, given = InProcess(carried(x)), set[int]()
+
+    def die(kind: str, k: int, letter: Letter, answer: Answer) -> Answer:
+        if kind == SECURE[3]:
+            given.add(k)
+            if len(given) == 5:  # a majority of nine
+                raise KeyboardInterrupt
+        return answer
+
+    post.spoil = die
+    with pytest.raises(KeyboardInterrupt):
+        run(x, tmp_path, post)
+    post.spoil, before = lambda kind, k, letter, answer: answer, len(post.asked)
+    if cohort == "others too":  # of those who gave their shares nobody is there to say so
+        post.there = [100 + k for k in range(9) if k not in given]
+    made = run(x, tmp_path, post)[x.method]
+    assert [outcome.terms is None for outcome in sums] == [True, False]
+    asked = [(kind, letter.head["round"]) for kind, _, letter in post.asked[before:] if kind in SECURE]
+    assert {number for _, number in asked} == {1}
+    assert made.progress.accounts == {"": (Spent(1.0, NOISE, 2),)}
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_counts_under_noise_are_added_once_whatever_is_lost(x: Experiment, tmp_path: Path, noisy: bool) -> None:
+    """Most shares of a first attempt are lost. Plain counts are asked for again; noised ones would have other noise."""
+    from fedbayes.flower.jobs import calibrate
+
+    x = secure(replace(x, private=None, noise_multiplier=None, private_clip=1.0, clients=9, rounds=1))
+    federate(x, tmp_path)
+    attempts, lost = [], []
+
+    def lose(kind: str, k: int, letter: Letter, answer: Answer) -> Answer | None:
+        if letter.head.get("purpose") != "calibrate":
+            return answer
+        attempts.append(letter.head["attempt"])
+        if kind == SECURE[3] and len({*attempts}) == 1 and k > 2:
+            lost.append(k)
+            return None
+        return answer
+
+    post = InProcess(carried(x), spoil=lose)
+    act = lambda: calibrate(x, tmp_path, post, way="by_class", coverage=0.6, epsilon=1e4 if noisy else None)  # noqa: E731
+    if noisy:
+        with pytest.raises(InputError, match="the round is over: shares of its sum were asked for"):
+            act()
+    else:
+        act()
+    assert lost
+    assert len({*attempts}) == (1 if noisy else 2)
+
+
 @pytest.mark.parametrize("hidden", [False, True])
 def test_the_sign_of_life_tells_phase_and_round_alone(x: Experiment, tmp_path: Path, hidden: bool) -> None:
     seen: list[dict[str, Any]] = []

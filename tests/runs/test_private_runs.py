@@ -103,6 +103,28 @@ def test_a_round_cut_short_is_released_once_or_never(
     assert spending(tmp_path)[0].uses == 4
 
 
+@pytest.mark.parametrize("lost", ["the last checkpoint", "all checkpoints"])
+def test_a_folder_that_has_forgotten_a_round_does_not_release_it_again(
+    x: Experiment, tmp_path: Path, lost: str
+) -> None:
+    run(x, tmp_path)
+    before = releases(tmp_path)
+    for path in checkpoint.paths(tmp_path)[-1 if lost == "the last checkpoint" else 0 :]:
+        path.unlink()
+    (tmp_path / "evaluation.npz").unlink()
+    with pytest.raises(InputError, match=r"has told of 4 private rounds, and its last checkpoint is of round [03]: "):
+        resume(tmp_path)
+    assert releases(tmp_path) == before
+
+
+def test_nobody_is_told_to_delete_the_checkpoint_of_a_private_run(x: Experiment, tmp_path: Path) -> None:
+    run(replace(x, rounds=2), tmp_path)
+    checkpoint.paths(tmp_path)[-1].write_bytes(b"damaged")
+    with pytest.raises(InputError, match="put it back from a copy") as error:
+        resume(tmp_path)
+    assert "or delete" not in str(error.value)
+
+
 def test_a_run_ends_before_it_passes_its_budget_also_when_it_goes_on(x: Experiment, tmp_path: Path) -> None:
     three, four = (epsilon_of((Spent(0.5, 4.0, n),), 1e-5) for n in (3, 4))
     x = replace(x, rounds=50, epsilon=0.5 * (three + four))

@@ -77,6 +77,7 @@ def _of_run(folder: Path, more: int) -> Table:
         table.add_column(name, justify="left" if name == "who" else "right")
     for row in spending(folder, more):
         later = [f"{row.later:.4f}"] if more else []
-        cells = (f"{row.rate:g}", f"{row.noise:g}", str(row.uses), f"{row.delta:g}")
+        figures = ["" if v is None else f"{v:g}" for v in (row.rate, row.noise)]
+        cells = (*figures, "" if row.uses is None else str(row.uses), f"{row.delta:g}")
         table.add_row(escape(row.who), *cells, f"{row.epsilon:.4f}", f"{row.by_divergences:.4f}", *later)
     return table

@@ -103,14 +103,12 @@ def show_by_site(folder: Path, by: str, draws: int | None, device: str | None) -
     from fedbayes.runs.scored import scored_clients
 
     run = load(folder, device=device, clients=scored_clients(folder))
-    out.print(run.scores(draws=draws, by=by).table(out.width))
+    kept, privacy = home_of(folder) / calibrated.FILE, run.task.privacy
+    if privacy is None or privacy.public_test or not kept.is_file():  # else promises alone, which are noised
+        out.print(run.scores(draws=draws, by=by).table(out.width))
     if run.task.program.prediction.whole and run.task.clients.data.kind != "labels":
-        kept = home_of(folder) / calibrated.FILE
-        privacy = run.task.privacy
-        if kept.is_file():
-            out.print(coverage_table(calibrated.read(kept.parent, run)))
-        elif privacy is None or privacy.public_test:
-            out.print(coverage_table(conformal.fit(run)))
+        whole = calibrated.read(kept.parent, run) if kept.is_file() else conformal.fit(run)
+        out.print(coverage_table(whole))
 
 
 def map_table(rows: dict[str, dict[str, float]]) -> Table:

@@ -20,6 +20,7 @@ from fedbayes.errors import InputError, unknown
 from fedbayes.model.predictive import Predictive
 from fedbayes.noise import generator
 from fedbayes.scores.proper import FLOOR
+from fedbayes.training.private import check_public
 from fedbayes.training.run import Run
 from fedbayes.training.tested import check_whole, predict_with
 
@@ -87,6 +88,7 @@ def held_out(run: Run, *, draws: int | None = None, seed: int = 0, p: Predictive
 
 def temperature(run: Run, *, held: Held | None = None) -> float:
     """The temperature of least NLL over all clients' held-out rows; apply it by `tempered` (Guo et al., 2017)."""
+    check_public(run.task.privacy, "sums", mend="")
     held = held or held_out(run)
     if held.p.kind != "classes":
         raise InputError(f"temperature: the run predicts {held.p.kind}; temperature scaling is for classes")
@@ -117,6 +119,7 @@ def conformal(
 
     Classes get sets by `score`, real targets intervals by |y - mean| / scale. Too few rows give an infinite threshold.
     """
+    check_public(run.task.privacy, mend="")
     held = held or held_out(run)
     p, kind = held.p, held.p.kind
     if kind in ("labels", "survival"):

@@ -24,10 +24,11 @@ from fedbayes import scores as of
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate.binomial import exact_band, exact_interval
 from fedbayes.evaluate.calibration import Held, held_out, target_spread, temperature, tempered
-from fedbayes.evaluate.noised import cautious, check_noised, check_public, coarse, noised, noised_hits, source_of
+from fedbayes.evaluate.noised import CALIBRATION, cautious, check_noised, coarse, noised, noised_hits, source_of
 from fedbayes.model.predictive import Predictive
 from fedbayes.runs.calibrated import Calibrated, class_scores, posterior_of, quantiles_of, scale_of
 from fedbayes.scores.survival import uncensored
+from fedbayes.training.private import check_public
 from fedbayes.training.run import Run
 
 BY_KIND: dict[str, tuple[str, ...]] = {
@@ -92,13 +93,15 @@ def fit(
         raise unknown("way to calibrate", way, WAYS)
     if kind != "classes" and way not in WITHOUT_CLASSES:
         raise InputError(f"way {way!r} needs classes; {kind} targets take {', '.join(WITHOUT_CLASSES)}")
+    if epsilon is not None:
+        check_noised(way, score, epsilon)
     spread = target_spread(run)
     gathered = gather(held, score, spread, coverage, penalty, free, coarsely=epsilon is not None)
     random = source_of(private_seed)
     if epsilon is None:
         mix = mixes(run, held, gathered, way)
     else:
-        check_noised(way, score, epsilon)
+        run.spend(CALIBRATION, epsilon)
         gathered, mix = noised_sums(gathered, epsilon, random)
     thresholds, everywhere = THRESHOLDS[way](gathered, mix, coverage, confidence)
     sites = tuple(run.task.clients.name(k) for k in range(len(run.task.clients)))

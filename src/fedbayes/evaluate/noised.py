@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedbayes.errors import InputError
-from fedbayes.training.private import PrivateRun
 
 COARSE = 64  # edges that become one: noise adds up over bins
+CALIBRATION = "calibration"  # what it is called in a run's account
 SURE = 1.645  # deviations of noise that are allowed for: 95 % of its draws
 ABLE = ("label_shift", "by_class", "pooled")  # ways whose thresholds follow from what is noised
 
@@ -29,15 +29,6 @@ def check_noised(way: str, score: str, epsilon: float) -> None:
         raise InputError(f"epsilon: way {way!r} shows what is not noised; take {', '.join(ABLE)}")
     if score == "weighted":
         raise InputError("epsilon: weighted survival scores are no whole counts; take score = 'observed'")
-
-
-def check_public(privacy: PrivateRun | None, what: str = "histograms", mend: str = "give epsilon, or ") -> None:
-    """Refuse what tells of a private run's test rows without noise, unless they are nobody's secret."""
-    if privacy is not None and not privacy.public_test:
-        raise InputError(
-            f"the run is private, and {what} of its test rows have no noise: {mend}train with public_test = true "
-            "where they are nobody's secret"
-        )
 
 
 def coarse(edges: Tensor) -> Tensor:

@@ -130,6 +130,8 @@ def fit_distance(run: Run) -> Distance:
 
     Targets that are no classes are taken as one class.
     """
+    if run.task.privacy is not None:
+        raise InputError("mahalanobis: the run is private, and the sums of its training rows' features have no noise")
     model, clients = run.task.program.model.exact, run.task.clients
     data = clients.data
     classes = data.classes if data.kind == "classes" else 1

@@ -49,6 +49,8 @@ def outside(name: str, run: Run, *, most: int = MOST) -> Outside:
     base, sign, text = name.partition("@")
     if base == "train" and not sign:
         raise InputError("ood train: a run's own training inputs are inside; scale them, such as train@2000")
+    if base == "train" and run.task.privacy is not None:
+        raise InputError(f"ood {name}: the run is private, and its training inputs are not shown; take another set")
     with naming(f"ood {name}"):
         data, factor = run.task.clients.data, float(text) if sign else 1.0
         if base in NOISE and not isinstance(data.prepare, Prepare):

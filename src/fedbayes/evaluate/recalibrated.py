@@ -11,9 +11,9 @@ from torch import Tensor
 from fedbayes import scores as of
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate.calibration import Held, held_out
-from fedbayes.evaluate.noised import check_public
 from fedbayes.scores.proper import FLOOR
 from fedbayes.scores.recalibrate import EDGES
+from fedbayes.training.private import check_public
 from fedbayes.training.run import Run
 
 HOW = ("temperature", "isotonic", "histogram")

@@ -32,6 +32,7 @@ from fedbayes.runs.folder import load
 from fedbayes.runs.home import experiment_in
 from fedbayes.runs.records import runs_in
 from fedbayes.runs.scored import scored_clients
+from fedbayes.training.private import check_public
 from fedbayes.training.run import Run
 from fedbayes.training.tested import AS_RUN, check_whole
 
@@ -64,6 +65,7 @@ def evaluate(
         run = load(files.folder, network=network, clients=clients, device=device)
         with naming(files.name):
             check_whole(run, f"{AS_RUN}, or --by site")
+            check_public(run.task.privacy, "scores", mend="")
             # Outside sets first: an unknown name fails before anything is scored.
             tables, arrays = score_outside(run, ood, draws=draws, repeats=repeats) if ood else (None, {})
             scores = score_run(run, draws=draws, repeats=repeats)
@@ -80,6 +82,7 @@ def evaluate(
 
 def score_run(run: Run, *, draws: int | None = None, repeats: int = REPEATS) -> Scores:
     """Scores of the whole test set, each with its errors, and what calibration makes of them."""
+    check_public(run.task.privacy, "scores", mend="")
     data = run.task.clients.data
     if not len(data.test_x):
         raise InputError(f"{data.name} has no test rows to score")

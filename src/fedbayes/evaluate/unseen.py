@@ -17,6 +17,7 @@ from torch import Tensor
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate import ood
 from fedbayes.model.predictive import Predictive
+from fedbayes.training.private import check_public
 from fedbayes.training.run import Run
 
 FALSE_ALARMS = 0.05
@@ -47,6 +48,7 @@ def flagged(
     """Which rows lie above the thresholds; `p` is the run's prediction of x."""
     if by not in MEASURES:
         raise unknown("measure of --ood", by, MEASURES)
+    check_public(run.task.privacy, "thresholds", mend="")
     data = run.task.clients.data
     if not len(data.test_x):
         raise InputError(f"--ood needs test rows to set its threshold by, and {data.name} has none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedbayes.engine.choice import quick_cpu, tensor_cores
+from fedbayes.errors import InputError
 from fedbayes.federation.kept import MEMBERS, NOISE_PART, apart
 from fedbayes.federation.program import FederationState, Program
 from fedbayes.flower.counting import counter_of
@@ -13,6 +14,7 @@ from fedbayes.flower.node import CALIBRATE, EVALUATE, PROMISE, QUERY, REFINE, SE
 from fedbayes.flower.wire import Coding, Letter, Refused, check_head, read, write
 from fedbayes.posterior.values import Draws, LowRank, Parts, Point
 from fedbayes.training.personal import Federation, personal_sums
+from fedbayes.training.private import check_public
 from fedbayes.training.run import score_sums
 
 
@@ -43,6 +45,8 @@ def introduce(node: Node, letter: Letter, kept: Kept) -> Letter:
 
 def train(node: Node, letter: Letter, kept: Kept) -> Letter:
     """A client's round: from the broadcast and what was kept to an upload."""
+    if node.secure:
+        raise Refused("its experiment says secure = true: what it uploads leaves it under masks alone")
     head = letter.head
     upload, info, broadcast, own, lost = node.trained(letter, kept)
     shared = {part: upload.parts[part] for part in node.task.program.pooling.rules}
@@ -54,6 +58,7 @@ def train(node: Node, letter: Letter, kept: Kept) -> Letter:
 
 def evaluate(node: Node, letter: Letter, kept: Kept) -> Letter:
     """Sums of the posterior's scores over the client's test rows."""
+    _check_scored(node)
     task, head = node.task, letter.head
     like = predicting_like(task.program, head["members"], head["noise"])
     parts = read(letter.arrays, like, Coding(head["dtype"], head["delta"]), what="broadcast")
@@ -69,6 +74,7 @@ def evaluate(node: Node, letter: Letter, kept: Kept) -> Letter:
 
 def refine(node: Node, letter: Letter, kept: Kept) -> Letter:
     """Sums of the personal model's scores over the client's test rows; what the client keeps is not changed."""
+    _check_scored(node)
     task, head = node.task, letter.head
     like = predicting_like(task.program, 0, head["noise"])
     broadcast, beside = apart(read(letter.arrays, like, Coding(head["dtype"], head["delta"]), what="broadcast"))
@@ -82,6 +88,14 @@ def refine(node: Node, letter: Letter, kept: Kept) -> Letter:
     for _, _, sums in personal_sums([here], [node.client]):
         return Letter(node.reply(letter), {name: t.double().cpu().numpy() for name, t in sums.items()})
     raise Refused("it has no test rows, or its personal model is not finite")
+
+
+def _check_scored(node: Node) -> None:
+    """Refuse scores that would tell of private test rows, whatever the server asks for."""
+    try:
+        check_public(node.task.privacy, "scores", mend="")
+    except InputError as error:
+        raise Refused(str(error)) from error
 
 
 def predicting_like(program: Program, members: int, noise: int) -> Parts:

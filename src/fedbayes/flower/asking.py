@@ -11,6 +11,7 @@ from fedbayes.flower.post import Answer, exchange
 from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings
 from fedbayes.flower.total import Total
+from fedbayes.flower.unmasking import Unmasking
 from fedbayes.flower.wire import Head, Letter
 from fedbayes.training.task import Task
 
@@ -25,6 +26,8 @@ class Asking:
         self.notes: list[str] = []
         self.took_part: list[int] = []  # whose uploads the last round's sum is of
         self.begun = False
+        self.unmasking = Unmasking()
+        self.noisy = task.program.pooling.private is not None  # what clients upload under masks has noise of its own
 
     def choose(self, order: Order, total: Total) -> dict[int, int]:
         """Whom to ask: the cohort, and for who is not online the next in the round's order; a node for each."""

@@ -93,6 +93,7 @@ def secure_counts(
     task = replace(asking.task, program=program)
     looking = Looking(task, asking.roll, asking.settings, asking.head)
     looking.about = {**about, "purpose": PURPOSE, "size": size}
+    looking.noisy = about["epsilon"] > 0
     broadcast = {**state.broadcast, PART: program.initial[PART]}
     everybody = tuple(range(len(asking.task.clients)))
     order = Order(state.round + AFTER, everybody, (), broadcast, {}, state.version)

@@ -24,6 +24,7 @@ from fedbayes.flower.roll import Roll
 from fedbayes.flower.settings import Settings, settings_of
 from fedbayes.flower.shown import LEAST
 from fedbayes.flower.status import Sign
+from fedbayes.flower.unmasking import Unmasking
 from fedbayes.flower.wire import HALF, head_of, layouts_of
 from fedbayes.posterior.values import FullGaussian
 from fedbayes.runs.folder import Carrier, Run, Step, Watch
@@ -152,6 +153,7 @@ def federated(post: Post) -> Carrier:
             rolls.append(Roll(clock, head, sizes, settings, Places(settings.places)))
         rolls[0].places.keep_in(folder)
         engine = Remote(task, rolls[0], settings, head)
+        engine.asking.unmasking = Unmasking(folder)
         clock.sign = Sign(folder, names=not task.hides_cohorts)
         books.append(Metrics(folder, task.rounds))
         choice = "engine flower: clients elsewhere"

@@ -26,9 +26,10 @@ from fedbayes.flower.library import (
 )
 
 Answers = TypeVar("Answers")
-SLACK = 128 << 20  # bytes of a reply to a letter without arrays: a histogram has up to 2^24 counts
+SLACK = 16 << 20  # bytes of a reply beside its numbers: a head, keys and shares, sums of scores
+HISTOGRAM = 128 << 20  # the same where a client is asked for a histogram: it has up to 2^24 counts
 WORDS = 16  # bytes of a reply for each number that was sent: two words, for a secure sum may need more than one
-PIECE = 64 << 10  # bytes of an object, at least, so that there are not too many
+PIECE = 8 << 10  # bytes of an object, at least, so that there are not too many
 SOON, SELDOM = 0.05, 5.0  # seconds between two looks for an object that is missing, at first and later
 
 
@@ -59,12 +60,12 @@ class Fetching(Generic[Answers]):
         self.bounds: dict[str, Bound] = {}
         self.unfinished: dict[str, Fetch[Answers]] = {}
 
-    def expect(self, keys: Iterable[str], numbers: int, until: float) -> None:
-        """Bound the replies to messages that sent so many numbers."""
+    def expect(self, keys: Iterable[str], numbers: int, until: float, beside: int | None = None) -> None:
+        """Bound the replies to messages that sent so many numbers; `beside` these, they may have so many bytes."""
         now = time.monotonic()
         self.bounds = {key: bound for key, bound in self.bounds.items() if bound.until > now}
         self.unfinished = {key: fetch for key, fetch in self.unfinished.items() if fetch.bound.until > now}
-        self.bounds |= dict.fromkeys(keys, Bound(SLACK + WORDS * numbers, until))
+        self.bounds |= dict.fromkeys(keys, Bound((SLACK if beside is None else beside) + WORDS * numbers, until))
 
     def come(self, keys: Iterable[str]) -> list[tuple[str, Answers]]:
         """What the pull of each message has brought, but for those that go on."""

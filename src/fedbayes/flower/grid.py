@@ -13,8 +13,9 @@ import numpy as np
 from fedbayes.errors import one_line, shown
 from fedbayes.files import array_of
 from fedbayes.flower.border import clean
-from fedbayes.flower.fetching import Fetching, bounded
+from fedbayes.flower.fetching import HISTOGRAM, Fetching, bounded
 from fedbayes.flower.library import Array, ArrayRecord, ConfigRecord, Grid, Message, RecordDict
+from fedbayes.flower.node import CALIBRATE
 from fedbayes.flower.places import Who
 from fedbayes.flower.post import Answer
 from fedbayes.flower.wire import Letter, Refused
@@ -51,7 +52,8 @@ class GridPost:
             # One at a time: a message that is not taken must not shift the others' ids.
             taken = [str(key) for key in self.grid.push_messages([message]) if key]
             numbers = sum(a.size for a in letter.arrays.values())
-            self.fetching.expect(taken, numbers, time.monotonic() + seconds + GRACE)
+            beside = HISTOGRAM if kind == CALIBRATE else None
+            self.fetching.expect(taken, numbers, time.monotonic() + seconds + GRACE, beside)
             ids |= dict.fromkeys(taken, node)
         return ids
 

@@ -12,7 +12,7 @@ import torch
 
 from fedbayes.errors import InputError, unknown
 from fedbayes.evaluate.conformal import BY_KIND, QUANTILES, THRESHOLDS, WAYS, WITHOUT_CLASSES, Gathered, default_way
-from fedbayes.evaluate.noised import cautious, check_noised, check_public
+from fedbayes.evaluate.noised import CALIBRATION, cautious, check_noised
 from fedbayes.experiments.build import build
 from fedbayes.experiments.experiment import Experiment, folder_name
 from fedbayes.flower.border import LARGEST, WEIGHT, Refusal, guarded, listed, names, opened, whole
@@ -26,8 +26,10 @@ from fedbayes.flower.wire import Head, Letter, Refused, write
 from fedbayes.runs import calibrated, checkpoint, watched
 from fedbayes.runs import martingale as bets
 from fedbayes.runs.calibrated import Calibrated
+from fedbayes.runs.home import ledger_of
 from fedbayes.runs.watched import Alarm, Channel, State
 from fedbayes.scores.label_shift import quantile_of_quantiles
+from fedbayes.training.private import check_public
 from fedbayes.training.run import Run
 
 Value = TypeVar("Value")
@@ -71,6 +73,10 @@ def calibrate(
     classes = job.task.clients.data.classes if job.kind == "classes" else 1
     edges = job_edges(about, classes)
     counts, one, rows = torch.zeros(classes, len(edges) + 1, dtype=torch.float64), None, 0
+    if epsilon is not None:  # from here on nodes send what tells of their rows
+        if not job.engine.roll.online():
+            raise InputError("no client answered (no node is online)")
+        job.run.spend(CALIBRATION, epsilon)
     if about["way"] == QUANTILES:
         one, rows = _quantile(job, about)
     else:
@@ -189,7 +195,7 @@ class Job:
         self.task = federated(post).bind(one, task, self.home)
         assert isinstance(self.task.engine, Remote)
         self.engine = self.task.engine
-        self.run = Run(self.task, progress, [])
+        self.run = Run(self.task, progress, [], ledger=ledger_of(self.home))
         self.kind = self.task.program.model.likelihood.kind
         if not self.task.program.prediction.whole or self.kind not in BY_KIND:
             raise InputError(

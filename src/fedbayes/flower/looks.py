@@ -14,7 +14,7 @@ from fedbayes.engine.choice import quick_cpu, tensor_cores
 from fedbayes.errors import InputError, one_line
 from fedbayes.evaluate.calibration import target_spread
 from fedbayes.evaluate.conformal import QUANTILES, THRESHOLDS, Gathered, edges_of, site_histograms
-from fedbayes.evaluate.noised import check_noised, check_public, coarse, noised, noised_hits, source_of
+from fedbayes.evaluate.noised import check_noised, coarse, noised, noised_hits, source_of
 from fedbayes.evaluate.stream import read_stream
 from fedbayes.evaluate.watch import watch as watch_of
 from fedbayes.federation.kept import apart
@@ -28,6 +28,7 @@ from fedbayes.posterior.values import Parts
 from fedbayes.runs.calibrated import Calibrated
 from fedbayes.scores.conformal import conformal_threshold
 from fedbayes.scores.label_shift import mix_by_em, mix_of_labels
+from fedbayes.training.private import check_public
 from fedbayes.training.run import Run
 from fedbayes.training.task import Progress
 from fedbayes.training.tested import predict_with

@@ -40,6 +40,11 @@ class SecureRound:
         """The sum of an attempt; without any contribution where it is no posterior, and nobody knows by whose fault."""
         asking, failed, number, why = self.asking, 0, 0, ""
         while failed < asking.settings.attempts:
+            if asking.noisy and asking.unmasking.begun(self.order.round):
+                asking.notes.append(
+                    f"the round is over: shares of its sum were asked for, and it was lost ({why or 'before'})"
+                )
+                return NOTHING
             attempt = self._attempt(number)
             number += 1
             try:
@@ -74,6 +79,8 @@ class SecureRound:
         head = {**asking.coded(), "attempt": f"{number}-{secrets.token_hex(8)}"}
         attempt = SecureSum(asking.program, self.order, asking.settings, head, self.sums)
         attempt.evidence = self.evidence
+        if asking.noisy:
+            attempt.before_shares = lambda: asking.unmasking.begin(self.order.round)
         return attempt
 
     def _sum(self, attempt: SecureSum) -> Outcome:

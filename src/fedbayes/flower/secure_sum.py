@@ -61,6 +61,7 @@ class SecureSum:
         self.silent: set[int] = set()
         self.withheld: dict[int, Refusal] = {}  # of those who are in it, but give no shares
         self.evidence: list[Evidence] = []  # against clients of earlier attempts
+        self.before_shares: Callable[[], None] = lambda: None
 
     def run(
         self, counted: Mapping[int, int], unit: float, exchange: Exchange, expected: Callable[[int], Head]
@@ -84,6 +85,7 @@ class SecureSum:
         replies = {k: reply for k, reply in sorted(hidden.replies.items()) if k not in others}
         alive = self._settled(replies, {k: reply.bad for k, reply in hidden.replies.items()})
         vector = hidden.sums[figures]
+        self.before_shares()
         for mask in self._masks(alive, self._shares(alive), len(vector)):
             vector += mask
         self.lost = [k for k in replies if replies[k].lost]

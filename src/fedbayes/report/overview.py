@@ -13,6 +13,7 @@ from fedbayes.report.material import Material, Section
 from fedbayes.report.wording import TITLES, best_of
 from fedbayes.runs.margins import Margin, margins, over_last_rounds, within
 from fedbayes.runs.numbers import kind_of
+from fedbayes.runs.releases import releases_in
 from fedbayes.runs.seeds import over_seeds
 
 
@@ -145,6 +146,10 @@ def _privacy(m: Material) -> str:
         if x.private is None or last is None:
             continue
         spent = f"epsilon {last['epsilon']:.4g} at delta {last.get('delta', 0.0):.3g} after {last['round']} rounds"
+        beside = [release.epsilon for release in releases_in(run.files.folder)]
+        if beside:
+            times = "a calibration" if len(beside) == 1 else f"{len(beside)} calibrations"
+            spent += f", {sum(beside):.4g} in {times}: {last['epsilon'] + sum(beside):.4g} in all"
         budget = "" if x.epsilon is None else f", of a budget of {x.epsilon:g}"
         seeded = " NOT PRIVATE: its noise comes from a seed." if x.private_seed is not None else ""
         lines.append(f"<p class=lead>{key(run)}: {escape(x.private)} are private, {spent}{budget}.{seeded}</p>")

@@ -106,13 +106,12 @@ def read(path: Path, experiment: Experiment, task: Task, *, rows: str | None = N
         raise
     except (ValueError, OSError) as error:
         raise InputError(
-            f"checkpoint {path} can't be used: {error}; put it back from a copy, "
-            "or delete it to go on from the one before"
+            f"checkpoint {path} can't be used: {error}; put it back from a copy{_or_delete(task)}"
         ) from error
     if path != name_of(path.parent.parent, row["round"]):
         raise InputError(
-            f"checkpoint {path} holds round {row['round']}, not the round of its name; put it back from a copy, "
-            "or delete it to go on from the one before"
+            f"checkpoint {path} holds round {row['round']}, not the round of its name; "
+            f"put it back from a copy{_or_delete(task)}"
         )
     then = from_toml(row["config"], str(path))
     _check_config(path, experiment, then)
@@ -133,6 +132,11 @@ def read(path: Path, experiment: Experiment, task: Task, *, rows: str | None = N
     same = all(getattr(then, name) == getattr(experiment, name) for name in AT_ONCE)
     progress = Progress(state, best, row["stopped"], accounts=_accounts(row.get("accounts", {})))
     return Checkpoint(progress, Index(row["own"]), row.get("widths", {}) if same else {}, row.get("line", ""))
+
+
+def _or_delete(task: Task) -> str:
+    """What else mends a checkpoint; not of a private run, whose round would be released for a second time."""
+    return "" if task.privacy is not None else ", or delete it to go on from the one before"
 
 
 def _row(best: Best) -> dict[str, Any]:

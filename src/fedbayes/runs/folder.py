@@ -19,7 +19,7 @@ from fedbayes.experiments.keys import FLOWER, SAVED
 from fedbayes.experiments.tables import check_spread
 from fedbayes.runs import checkpoint, coding, evaluation, journal, samples, saved
 from fedbayes.runs.changes import finish
-from fedbayes.runs.home import experiment_in, locked, refuse_another, refuse_saved
+from fedbayes.runs.home import experiment_in, ledger_of, locked, refuse_another, refuse_saved
 from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CONFIG, Recording, write_once
 from fedbayes.training import hub
@@ -152,7 +152,7 @@ def load(
             stacklevel=2,
         )
     own = OwnFiles(folder / "own", task.device, index)
-    return Run(task, progress, journal.upto(folder, progress.state.round), own)
+    return Run(task, progress, journal.upto(folder, progress.state.round), own, ledger_of(folder))
 
 
 def train(
@@ -175,7 +175,7 @@ def train(
     with within_memory(name):
         result, was_finished = recording.end()
     watch.ended(name, was_finished)
-    return result
+    return replace(result, ledger=ledger_of(folder))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from fedbayes.experiments.experiment import Experiment, folder_name, read_whole,
 from fedbayes.experiments.keys import SAVED
 from fedbayes.runs import checkpoint, locks
 from fedbayes.runs.recording import CHANGING, CONFIG
+from fedbayes.runs.releases import Releases
 
 LOCK = ".lock"
 SWEEP = "sweep.toml"  # what the folder of a sweep has beside those of its members
@@ -99,6 +100,12 @@ def locked(folder: Path) -> Iterator[None]:
             held.enter_context(_lock(folder.parent, shared=True))
         held.enter_context(_lock(folder, shared=False))
         yield
+
+
+def ledger_of(home: Path) -> Releases:
+    """What the run of a folder has released beside its rounds; while one is added nobody else works there."""
+    whole = home.parent if (home.parent / CONFIG).is_file() else home  # of a comparison
+    return Releases(home, lambda: locked(whole))
 
 
 @contextmanager

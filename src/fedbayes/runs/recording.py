@@ -8,11 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedbayes.engine.clock import EVALUATION, FILES, share
-from fedbayes.errors import NotFinite
+from fedbayes.errors import InputError, NotFinite
 from fedbayes.experiments.experiment import Experiment, to_toml
+from fedbayes.federation.ledger import total
 from fedbayes.files import write_atomically
 from fedbayes.runs import checkpoint, coding, evaluation, journal
 from fedbayes.runs.own import OwnFiles
+from fedbayes.runs.releases import releases_in
 from fedbayes.training.run import Run
 from fedbayes.training.task import Progress, Task
 
@@ -41,6 +43,8 @@ class Recording:
         coding.keep_rows(folder, experiment, task)
         self.experiment, self.task, self.folder = experiment, task, folder
         self.progress, self.own, line = self._last()
+        if task.privacy is not None:
+            _check_remembers(folder, self.progress.state.round)
         if line:
             journal.complete(folder, line, self.progress.state.round)
         self.records = journal.cut(folder, self.progress.state.round)
@@ -112,7 +116,18 @@ class Recording:
             task.go_on_with(last.widths)
             own = OwnFiles(folder / "own", task.device, last.own)
         own.sweep_strays([checkpoint.own_index(path).files for path in paths[:-1]])
-        return progress, own, line
+        return progress._replace(beside=total(releases_in(folder))), own, line
+
+
+def _check_remembers(folder: Path, number: int) -> None:
+    """Refuse to release a private round for a second time: its journal is never ahead of its checkpoint."""
+    told = len(journal.read(folder))
+    if told > number:
+        raise InputError(
+            f"{folder} has told of {told} private rounds, and its last checkpoint is of round {number}: going on would "
+            "show rounds under two noises and forget what they have spent; put checkpoints/ back from a copy, or begin "
+            "another run"
+        )
 
 
 def write_once(path: Path, text: str) -> None:

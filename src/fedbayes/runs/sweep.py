@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from fedbayes.federation.schedule import POISSON, SYNCHRONOUS
 from fedbayes.options import options_of
 from fedbayes.runs import journal
 from fedbayes.runs.folder import Watch, train
-from fedbayes.runs.home import SWEEP, locked, refuse_another
+from fedbayes.runs.home import SWEEP, ledger_of, locked, refuse_another
 from fedbayes.runs.recording import CONFIG, Recording, write_once
 from fedbayes.training.rounds import rounds_together
 from fedbayes.training.run import Run
@@ -184,7 +185,7 @@ def _together(
         watch.round(mean_record(records))
     ended = {name: recording.end() for name, recording in recordings.items()}
     watch.ended(title, all(was_finished for _, was_finished in ended.values()))
-    return {name: run for name, (run, _) in ended.items()}
+    return {name: replace(run, ledger=ledger_of(folder / name)) for name, (run, _) in ended.items()}
 
 
 def record_together(recordings: Sequence[Recording]) -> Iterator[list[journal.Record]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.errors import InputError
+from fedbayes.federation.ledger import Closed
 from fedbayes.training.run import OwnStore, Run, observed
 from fedbayes.training.task import Progress, Task
 
@@ -22,7 +23,7 @@ def called_back(task: Task, steps: Iterator[Step], records: Sequence[dict[str, A
     for progress, record in steps:
         why = None
         for function in task.on_round:
-            answer = function(Run(task, progress, [*records, record], own), record)
+            answer = function(Run(task, progress, [*records, record], own, Closed()), record)
             why = why or _reason(answer, function)
         if why and not progress.stopped:
             record["stopped"] = why

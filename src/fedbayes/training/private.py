@@ -14,6 +14,7 @@ from fedbayes.clients.client import Phase
 from fedbayes.clients.private_rows import ROW_BATCH, ROW_CLIP, ROW_NOISE
 from fedbayes.errors import InputError
 from fedbayes.federation.accounting import Account, Spent, affordable, epsilon_of, library, noise_for, with_more
+from fedbayes.federation.ledger import Release, total
 from fedbayes.federation.private import released, with_private_sums
 from fedbayes.federation.program import BY_MEMBERS, Mechanism, Order, Outcome, Program, Terms
 from fedbayes.federation.randomness import NOT_PRIVATE, Randomness
@@ -87,22 +88,33 @@ class PrivateRun:
         """What has been spent: of sites, by that which spent most."""
         return max((epsilon_of(account, self.delta) for account in _front(accounts)), default=0.0)
 
-    def rounds_left(self, accounts: Accounts, most: int) -> int:
-        """Rounds that the budget allows, of at most so many, if everybody takes part."""
+    def check_room(self, accounts: Accounts, before: Sequence[Release], what: str, epsilon: float) -> None:
+        """Refuse a release beside the rounds, after those before, that would pass the budget."""
+        spent = self.epsilon(accounts) + total(before)
+        if self.budget is not None and spent + epsilon > self.budget:
+            raise InputError(
+                f"epsilon: this {what} would spend {epsilon:g} of every row, and of the run's budget of "
+                f"{self.budget:g} there is {max(0.0, self.budget - spent):.4g} left; give less, or train with a "
+                "noise_multiplier that leaves more"
+            )
+
+    def rounds_left(self, accounts: Accounts, most: int, beside: float = 0.0) -> int:
+        """Rounds that the budget allows, of at most so many, if everybody takes part; `beside` is spent already."""
         if self.budget is None or not most:
             return most
+        if beside >= self.budget:
+            return 0
         names = [WHOLE] if self.level == CLIENTS else _worst(self.rates, self.uses, accounts)
-        return min(self._left(name, accounts.get(name, ()), most) for name in names)
+        return min(self._left(name, accounts.get(name, ()), most, self.budget - beside) for name in names)
 
-    def _left(self, name: str, account: Account, most: int) -> int:
-        assert self.budget is not None
+    def _left(self, name: str, account: Account, most: int, budget: float) -> int:
         rate, uses = self.rates[name], self.uses[name]
         others = tuple(s for s in account if (s.rate, s.noise) != (rate, self.noise))
         used = sum(s.uses for s in account) - sum(s.uses for s in others)
         if self.scoring is not None:  # the next round may be scored
             others = with_more(others, self.scoring.rates[name], self.scoring.noise)
         # The same question in every round, so that it is answered once.
-        return (affordable(self.budget, self.delta, rate, self.noise, used + most * uses, others) - used) // uses
+        return (affordable(budget, self.delta, rate, self.noise, used + most * uses, others) - used) // uses
 
     def seed_of_steps(self, seed: int) -> int | str:
         """The first part of the address of the noise within clients: where rows are private, one that nobody knows."""
@@ -194,6 +206,15 @@ def with_privacy(
     own, batch = program.options, phases[0].batch
     more = {ROW_CLIP: run.clip, ROW_NOISE: run.noise, ROW_BATCH: float(batch)}
     return program._replace(options=lambda number: {**own(number), **more}), run
+
+
+def check_public(privacy: PrivateRun | None, what: str = "histograms", mend: str = "give epsilon, or ") -> None:
+    """Refuse what tells of a private run's test rows without noise, unless they are nobody's secret."""
+    if privacy is not None and not privacy.public_test:
+        raise InputError(
+            f"the run is private, and {what} of its test rows have no noise: {mend}train with public_test = true "
+            "where they are nobody's secret"
+        )
 
 
 def check_gathered(program: Program) -> None:

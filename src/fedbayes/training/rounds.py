@@ -198,10 +198,11 @@ def _stop(task: Task, progress: Progress, record: dict[str, Any]) -> Progress:
             "training diverged: try a smaller lr"
         )
     left = task.rounds - progress.state.round
-    if task.privacy is not None and left and not task.privacy.rounds_left(progress.accounts, left):
+    if task.privacy is not None and left and not task.privacy.rounds_left(progress.accounts, left, progress.beside):
         spent = task.privacy.epsilon(progress.accounts)
         record["epsilon"], record["delta"] = spent, task.privacy.delta
-        why = f"epsilon is {spent:.4g}, and one more round would pass the budget of {task.privacy.budget:g}"
+        beside = f" and {progress.beside:.4g} beside the rounds" if progress.beside else ""
+        why = f"epsilon is {spent:.4g}{beside}, and one more round would pass the budget of {task.privacy.budget:g}"
     if why is None:
         return progress
     record["stopped"] = why

@@ -20,6 +20,7 @@ from fedbayes.data.site_tables import coded
 from fedbayes.engine.choice import tensor_cores
 from fedbayes.errors import InputError, unknown
 from fedbayes.federation.kept import apart
+from fedbayes.federation.ledger import Ledger, Release
 from fedbayes.federation.program import BY_MEMBERS, FederationState
 from fedbayes.federation.round import predicting
 from fedbayes.model.predictive import Predictive
@@ -33,6 +34,7 @@ from fedbayes.training.influence import table_of
 from fedbayes.training.modules import module_of
 from fedbayes.training.observation import with_noise as estimated
 from fedbayes.training.personal import personal_models, personal_scores, refined_task, sums_of
+from fedbayes.training.private import check_public
 from fedbayes.training.task import Federation, Progress, Task
 from fedbayes.training.tested import by_site, check_whole, predict_with
 
@@ -72,6 +74,7 @@ class Run:
     progress: Progress
     journal: list[dict[str, Any]]
     own: OwnStore = field(default_factory=Memory, repr=False)
+    ledger: Ledger = field(default_factory=Ledger, repr=False)  # what was released of rows beside the rounds
 
     @property
     def parts(self) -> Parts:
@@ -134,6 +137,7 @@ class Run:
 
         With `by="site"`: of each client's own test rows, with their errors, the worst site and the spread.
         """
+        check_public(self.task.privacy, "scores", mend="")
         if by is not None:
             if by != "site":
                 raise unknown("way to score by", by, ["site"])
@@ -162,6 +166,7 @@ class Run:
 
     def personal_scores(self) -> dict[str, float]:
         """Scores of all clients' personal models on their own test rows."""
+        check_public(self.task.privacy, "scores", mend="")
         return personal_scores([self.home])[0] or self._no_test_rows()
 
     def _no_test_rows(self) -> dict[str, float]:
@@ -199,9 +204,17 @@ class Run:
 
     @property
     def epsilon(self) -> float | None:
-        """What a private run has spent, at its delta; None: it is not private."""
+        """What a private run has spent, at its delta, calibrations under noise among it; None: it is not private."""
         privacy = self.task.privacy
-        return None if privacy is None else privacy.epsilon(self.progress.accounts)
+        return None if privacy is None else privacy.epsilon(self.progress.accounts) + self.ledger.epsilon
+
+    def spend(self, what: str, epsilon: float) -> None:
+        """Put a release of rows into the account before it is made; refused where it would pass the run's budget."""
+        privacy, accounts = self.task.privacy, self.progress.accounts
+        self.ledger.add(
+            Release(what, epsilon, self.progress.state.round),
+            lambda before: None if privacy is None else privacy.check_room(accounts, before, what, epsilon),
+        )
 
     @property
     def broadcast(self) -> Parts:
@@ -229,6 +242,8 @@ class Run:
 
     def to_columns(self, what: str = "journal") -> dict[str, list[Any]]:
         """A table as columns: `journal` (a row per round), `scores` (per site and score) or `predictions` (per row)."""
+        if what != "journal":
+            check_public(self.task.privacy, what, mend="")
         return columns_of(self, self.journal, what)
 
     def to_frame(self, what: str = "journal") -> Any:
@@ -281,7 +296,8 @@ class Personal:
         program = task.program._replace(prediction=prediction)
         broadcast, beside = apart(self.parts)
         state = self.run.progress.state._replace(broadcast=broadcast, kept=beside)
-        return Run(replace(task, program=program), self.run.progress._replace(state=state, best=None), [])
+        progress = self.run.progress._replace(state=state, best=None)
+        return Run(replace(task, program=program), progress, [], ledger=self.run.ledger)
 
 
 def observed(task: Task, state: FederationState) -> FederationState:

@@ -57,6 +57,7 @@ class Progress(NamedTuple):
     stopped: bool = False
     pretrained: Mapping[str, Any] = {}  # what to report of training before the first round
     accounts: Accounts = {}  # noqa: RUF012  (what a private run has spent; never changed)
+    beside: float = 0.0  # the epsilon that was spent beside its rounds, as its folder says
 
 
 # What is called after each round with the run so far and its record; True, or a reason, stops the run.
