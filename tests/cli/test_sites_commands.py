@@ -121,6 +121,20 @@ def test_promises_of_another_run_are_refused_and_those_of_before_are_taken(home,
         assert calibrated.read(tmp_path, run).sites == made.sites
 
 
+def test_scores_by_site_of_a_single_test_row(tmp_path):
+    rows = ["61.1,no", "58.8,yes", "65.8,yes", "56.0,yes", "51.0,no", ",no"]
+    for site, own in (("aachen", rows[:3]), ("basel", rows[3:])):
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,ill", *own]))
+    options = f'data = "tables"\nrounds = 1\n[data_options]\nsites = "{tmp_path}/*.csv"\ntarget = "ill"'
+    (tmp_path / "two.toml").write_text(options)
+    call("run", tmp_path / "two.toml", "--output", tmp_path / "two")
+    said = " ".join(call("evaluate", tmp_path / "two", "--by", "site").split())
+    assert "no error can be given where there is one row: aachen" in said
+    assert "whether promises hold can't be told" in said
+    with pytest.raises(InputError, match="no held-out row at any site"):
+        call("calibrate", tmp_path / "two")
+
+
 def test_of_a_private_run_promises_are_made_under_noise_alone(tmp_path):
     pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
     folder = tmp_path / "private"

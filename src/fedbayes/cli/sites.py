@@ -97,6 +97,7 @@ def coverage_table(made: object) -> Table:
 def show_by_site(folder: Path, by: str, draws: int | None, device: str | None) -> None:
     """Scores of each site's own test rows, and coverage there: as calibrated before, or as `calibrate` would."""
     from fedbayes.evaluate import conformal
+    from fedbayes.evaluate.calibration import held_out
     from fedbayes.runs import calibrated
     from fedbayes.runs.folder import load
     from fedbayes.runs.home import home_of
@@ -110,7 +111,11 @@ def show_by_site(folder: Path, by: str, draws: int | None, device: str | None) -
         if kept.is_file():
             out.print(coverage_table(calibrated.read(kept.parent, run)))
         elif privacy is None or privacy.public_test:
-            out.print(coverage_table(conformal.fit(run)))
+            held = held_out(run)
+            if held.suffices:
+                out.print(coverage_table(conformal.fit(run, held=held)))
+            else:
+                out.print("whether promises hold can't be told: no test row is left to calibrate by", style="dim")
 
 
 def map_table(rows: dict[str, dict[str, float]]) -> Table:
