@@ -21,8 +21,15 @@ from fedbayes.data.own import FEW_VALUES
 from fedbayes.data.partition import natural
 from fedbayes.data.preparation import Scale
 from fedbayes.data.ragged import Ragged
-from fedbayes.data.reading import Reading, check_values
-from fedbayes.data.summary import SiteSummary, Told, numbers_of, refuse_commas, summarise
+from fedbayes.data.reading import Reading, check_columns, check_values
+from fedbayes.data.summary import (
+    SiteSummary,
+    Told,
+    numbers_of,
+    refuse_commas,
+    refuse_words_among_numbers,
+    summarise,
+)
 from fedbayes.data.values import canonical, is_number
 from fedbayes.errors import InputError, shown, unknown
 
@@ -96,6 +103,7 @@ def from_tables(
             raise InputError(f"{names[0]} is the only site; without it nothing is left to fit on: add a site")
         told = (target, how.kinds, how.kind == "classes", effects)
         coding = agree([summarise(train, *told) for train in fitted], how)
+        _warn(coding.odd)
     return _clients(parts, coding, name)
 
 
@@ -119,6 +127,8 @@ def summary_of(
     if target is None:
         return [summarise(table, None, kinds or {}, False) for table in tables]
     how = _how(tables, read, kinds, labels, kind, "federation")
+    for table in tables:
+        check_columns(table, how)
     parts = _split(tables, how, test, seed)
     return [summarise(train, target, how.kinds, how.kind == "classes", read.site_effects) for train, _ in parts]
 
@@ -180,10 +190,11 @@ def _how(
 def _target_kind(tables: Sequence[SiteTable], target: str) -> str:
     """Words are classes, numbers real; few whole numbers may be either and are refused."""
     parts = [(table.columns[target], f"site {table.site}, target {target!r}") for table in tables]
-    texts = {where: [word for word in v.data if word is not None] for v, where in parts if v.data.dtype == object}
-    if not all(is_number(word) for words in texts.values() for word in words):
+    texts = {where: v.data.tolist() for v, where in parts if v.data.dtype == object}
+    if not all(is_number(word) for words in texts.values() for word in words if word is not None):
         for where, words in texts.items():
-            refuse_commas(words, where, 'or say kind = "classes"')
+            refuse_commas([word for word in words if word is not None], where, 'or say kind = "classes"')
+            refuse_words_among_numbers(words, where, 'leave such rows out, or say kind = "classes"')
         return "classes"
     numbers = np.concatenate([numbers_of(values, "number", where) for values, where in parts])
     held = numbers[~np.isnan(numbers)]
@@ -261,6 +272,8 @@ def _clients(parts: Sequence[tuple[SiteTable, SiteTable]], coding: Coding, name:
     train = [coding.rows(table) for table, _ in parts]
     test = [coding.rows(table, shifts=False) for _, table in parts]
     _warn([note for pair in zip(train, test) for _, notes in pair for note in notes])
+    for table, _ in parts:
+        _warn(coding.target_notes(table, coding.targets(table)))
     x, test_x = (np.concatenate([rows for rows, _ in side]) for side in (train, test))
     y, test_y = (np.concatenate([coding.targets(pair[i]) for pair in parts]) for i in (0, 1))
     owner, test_owner = (
