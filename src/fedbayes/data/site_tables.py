@@ -84,6 +84,11 @@ def from_tables(
     target = coding.target if coding is not None else target
     if target is None:
         raise InputError("target: name the column to predict")
+    if not isinstance(target, str) or kind == "survival":
+        raise InputError(
+            f"target: tables have one column of classes or numbers to predict, not {shown(target)}; times to events "
+            'are read by from_csv(..., ["time", "event"], kind="survival"), or given to from_clients'
+        )
     effects = site_effects if coding is None else coding.site_effects
     read = Reading(target, site, columns, drop, blanks, missing, effects)
     tables = read.tables(sites)
