@@ -135,6 +135,32 @@ def test_scores_by_site_of_a_single_test_row(tmp_path):
         call("calibrate", tmp_path / "two")
 
 
+def test_predictions_for_a_site_have_its_effects(tmp_path):
+    for i, site in enumerate(("aachen", "basel")):
+        rows = [f"{k % 20 + 5 * i},{'yes' if k % 20 > 10 else 'no'}" for k in range(60)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,ill", *rows]))
+    options = f'[data_options]\nsites = "{tmp_path}/*.csv"\ntarget = "ill"\nsite_effects = true'
+    (tmp_path / "two.toml").write_text(f'data = "tables"\nrounds = 2\n{options}')
+    call("run", tmp_path / "two.toml", "--output", tmp_path / "two")
+    call("calibrate", tmp_path / "two")
+    (tmp_path / "new.txt").write_text("age\n9\n")
+    (tmp_path / "said.txt").write_text("age,site\n9,basel\n")
+    lines = []
+    for name, site in (("new", "basel"), ("said", "basel"), ("new", "1"), ("new", "aachen")):
+        call(
+            "predict",
+            tmp_path / "two",
+            "--input",
+            tmp_path / f"{name}.txt",
+            "--site",
+            site,
+            "--output",
+            tmp_path / "p.csv",
+        )
+        lines.append((tmp_path / "p.csv").read_text())
+    assert lines[0] == lines[1] == lines[2] != lines[3]
+
+
 def test_of_a_private_run_promises_are_made_under_noise_alone(tmp_path):
     pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
     folder = tmp_path / "private"

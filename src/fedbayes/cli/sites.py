@@ -169,7 +169,7 @@ def watch(
     options: dict[str, Any] = {"alpha": alpha, "reference": reference, "labels": label is not None}
     chosen = scores.split(",") if scores else None
     watcher = watch_of(run, site, scores=chosen, folder=home, **options)
-    stream = read_stream(input, run, label=label, time=time)
+    stream = read_stream(input, run, label=label, time=time, site=watcher.state.site)
     before = watcher.state.rows
     if before > len(stream.x):
         raise InputError(f"{input} has {len(stream.x)} rows, the watch on {site} has seen {before}: append to the file")

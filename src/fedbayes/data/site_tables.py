@@ -23,6 +23,7 @@ from fedbayes.data.preparation import Scale
 from fedbayes.data.ragged import Ragged
 from fedbayes.data.reading import Reading, check_columns, check_values
 from fedbayes.data.summary import (
+    CATEGORY,
     SiteSummary,
     Told,
     numbers_of,
@@ -30,7 +31,7 @@ from fedbayes.data.summary import (
     refuse_words_among_numbers,
     summarise,
 )
-from fedbayes.data.values import canonical, is_number
+from fedbayes.data.values import Values, canonical, is_number, texts
 from fedbayes.errors import InputError, shown, unknown
 
 THIN = {"refuse": "an error", "keep": "trained with all the same", "drop": "left out, with a warning"}
@@ -154,12 +155,16 @@ def without_rows(coding: Coding) -> Clients:
     return Clients(blank(coding), Ragged.of_lists([row] * sites), none, none.flat, coding.sites)
 
 
-def coded(table: Any, coding: Coding) -> Tensor:
+def coded(table: Any, coding: Coding, site: str | None = None) -> Tensor:
     """Rows of a file, a data frame or a mapping of columns as they are stored, with a warning for what is odd.
 
-    Where sites have scales of their own, a column `site` says whose a row is.
+    Where sites have effects or scales of their own, a column `site` says whose a row is; without one all are of `site`.
     """
     whole = table if isinstance(table, SiteTable) else table_of(table)
+    by_site = coding.site_effects or coding.scale == "site"
+    if by_site and site in coding.sites and SITE not in whole.columns:
+        owners = Values(texts([site] * whole.rows), CATEGORY)
+        whole = whole._replace(columns={**whole.columns, SITE: owners})
     if coding.scale != "site" or SITE not in whole.columns:
         x, notes = coding.rows(whole)
         if coding.scale == "site" and whole.site not in coding.sites and not coding.site_effects:
