@@ -135,6 +135,20 @@ def test_scores_by_site_of_a_single_test_row(tmp_path):
         call("calibrate", tmp_path / "two")
 
 
+def test_of_a_comparison_it_is_said_whose_run_it_is(tmp_path):
+    (tmp_path / "two.toml").write_text(SMALL.replace('method = "feduab"', 'methods = ["feduab", "fedavg"]'))
+    call("run", tmp_path / "two.toml", "--output", tmp_path / "two", "--set", "rounds=1")
+    said = call("evaluate", tmp_path / "two", "--by", "site")
+    assert [line for line in said.splitlines() if line.endswith(":")] == ["feduab:", "fedavg:"]
+    alone = call("evaluate", tmp_path / "two" / "feduab", "--by", "site")
+    assert said.startswith(f"feduab:\n{alone}")
+    np.save(tmp_path / "x.npy", fb.data.load("digits").test_x[:2].numpy())
+    given = ["predict", "--input", tmp_path / "x.npy"]
+    words = f"is a comparison: what follows is of fedavg; for others give {tmp_path / 'two'}/feduab"
+    assert words in call(*given, tmp_path / "two")
+    assert "comparison" not in call(*given, tmp_path / "two" / "feduab")
+
+
 def test_predictions_for_a_site_have_its_effects(tmp_path):
     for i, site in enumerate(("aachen", "basel")):
         rows = [f"{k % 20 + 5 * i},{'yes' if k % 20 > 10 else 'no'}" for k in range(60)]

@@ -10,6 +10,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
+from fedbayes.experiments.experiment import folder_name
 from fedbayes.experiments.keys import Keys
 from fedbayes.options import options_of
 
@@ -40,6 +41,16 @@ def print_text(text: str, first: str = "", others: str = "", file: TextIO | None
     wrapper = textwrap.TextWrapper(width, first, others, break_on_hyphens=False, break_long_words=False)
     for line in wrapper.wrap(text):  # a path that is torn apart can't be copied
         print(line, file=file)
+
+
+def say_whose(folder: Path) -> None:
+    """Of a comparison, say whose run a command takes."""
+    from fedbayes.runs.home import experiment_in
+
+    experiment = experiment_in(folder)
+    if experiment.methods:
+        others = ", ".join(f"{folder}/{folder_name(m)}" for m in experiment.methods if m != experiment.method)
+        print_text(f"{folder} is a comparison: what follows is of {experiment.method}; for others give {others}")
 
 
 Folder = Annotated[Path, typer.Argument(help="A folder that `fedbayes run` wrote.")]
