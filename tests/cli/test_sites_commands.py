@@ -220,3 +220,13 @@ def test_a_watch_goes_on_and_tells_what_changed(home, tmp_path):
         call("watch", home, "--input", stream(100), *options)
     with pytest.raises(InputError, match="give its name or number with --site"):
         call("watch", home, "--input", stream(100))
+
+
+def test_a_folder_of_tables_is_shown_by_its_name_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "digits").mkdir()  # a data set's name stays that of the data set
+    for site in ("aachen", "basel"):
+        (tmp_path / "sites" / f"{site}.csv").write_text("age,ill\n50,no\n60,yes\n")
+    assert "basel" in call("data", "show", "sites", "--target", "ill")
+    assert "Dataset(digits" in call("data", "show", "digits")

@@ -207,9 +207,9 @@ def _table(path: Path, columns: list[str], targets: list[str], owner: str | None
             x[:, j] = words.astype(np.float64)
         except ValueError as error:
             pairs = [*zip([number for number, _ in lines], words.tolist())]
-            line, word = next((pair for pair in pairs if not is_number(pair[1])), pairs[0])
+            at, word = next((pair for pair in pairs if not is_number(pair[1])), pairs[0])
             raise ValueError(
-                f"{path}, column {column!r}, line {line}: {shown(word)} is not a number: mend it, or leave the column "
+                f"{path}, column {column!r}, line {at}: {shown(word)} is not a number: mend it, or leave the column "
                 "out; from_tables takes tables with missing values, categories and dates"
             ) from error
     who = table[:, head.index(owner)] if owner else np.full(len(lines), site)

@@ -163,8 +163,7 @@ def coded(table: Any, coding: Coding, site: str | None = None) -> Tensor:
     whole = table if isinstance(table, SiteTable) else table_of(table)
     by_site = coding.site_effects or coding.scale == "site"
     if by_site and site in coding.sites and SITE not in whole.columns:
-        owners = Values(texts([site] * whole.rows), CATEGORY)
-        whole = whole._replace(columns={**whole.columns, SITE: owners})
+        whole = whole._replace(columns={**whole.columns, SITE: Values(texts([site] * whole.rows), CATEGORY)})
     if coding.scale != "site" or SITE not in whole.columns:
         x, notes = coding.rows(whole)
         if coding.scale == "site" and whole.site not in coding.sites and not coding.site_effects:
