@@ -10,7 +10,6 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-from fedbayes.experiments.experiment import folder_name
 from fedbayes.experiments.keys import Keys
 from fedbayes.options import options_of
 
@@ -45,6 +44,7 @@ def print_text(text: str, first: str = "", others: str = "", file: TextIO | None
 
 def say_whose(folder: Path) -> None:
     """Of a comparison, say whose run a command takes."""
+    from fedbayes.experiments.experiment import folder_name
     from fedbayes.runs.home import experiment_in
 
     experiment = experiment_in(folder)
