@@ -121,6 +121,60 @@ def test_promises_of_another_run_are_refused_and_those_of_before_are_taken(home,
         assert calibrated.read(tmp_path, run).sites == made.sites
 
 
+def test_scores_by_site_of_a_single_test_row(tmp_path):
+    rows = ["61.1,no", "58.8,yes", "65.8,yes", "56.0,yes", "51.0,no", ",no"]
+    for site, own in (("aachen", rows[:3]), ("basel", rows[3:])):
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,ill", *own]))
+    options = f'data = "tables"\nrounds = 1\n[data_options]\nsites = "{tmp_path}/*.csv"\ntarget = "ill"'
+    (tmp_path / "two.toml").write_text(options)
+    call("run", tmp_path / "two.toml", "--output", tmp_path / "two")
+    said = " ".join(call("evaluate", tmp_path / "two", "--by", "site").split())
+    assert "no error can be given where there is one row: aachen" in said
+    assert "whether promises hold can't be told" in said
+    with pytest.raises(InputError, match="no held-out row at any site"):
+        call("calibrate", tmp_path / "two")
+
+
+def test_of_a_comparison_it_is_said_whose_run_it_is(tmp_path):
+    (tmp_path / "two.toml").write_text(SMALL.replace('method = "feduab"', 'methods = ["feduab", "fedavg"]'))
+    call("run", tmp_path / "two.toml", "--output", tmp_path / "two", "--set", "rounds=1")
+    said = call("evaluate", tmp_path / "two", "--by", "site")
+    assert [line for line in said.splitlines() if line.endswith(":")] == ["feduab:", "fedavg:"]
+    alone = call("evaluate", tmp_path / "two" / "feduab", "--by", "site")
+    assert said.startswith(f"feduab:\n{alone}")
+    np.save(tmp_path / "x.npy", fb.data.load("digits").test_x[:2].numpy())
+    given = ["predict", "--input", tmp_path / "x.npy"]
+    words = f"is a comparison: what follows is of fedavg; for others give {tmp_path / 'two'}/feduab"
+    assert words in call(*given, tmp_path / "two")
+    assert "comparison" not in call(*given, tmp_path / "two" / "feduab")
+
+
+def test_predictions_for_a_site_have_its_effects(tmp_path):
+    for i, site in enumerate(("aachen", "basel")):
+        rows = [f"{k % 20 + 5 * i},{'yes' if k % 20 > 10 else 'no'}" for k in range(60)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,ill", *rows]))
+    options = f'[data_options]\nsites = "{tmp_path}/*.csv"\ntarget = "ill"\nsite_effects = true'
+    (tmp_path / "two.toml").write_text(f'data = "tables"\nrounds = 2\n{options}')
+    call("run", tmp_path / "two.toml", "--output", tmp_path / "two")
+    call("calibrate", tmp_path / "two")
+    (tmp_path / "new.txt").write_text("age\n9\n")
+    (tmp_path / "said.txt").write_text("age,site\n9,basel\n")
+    lines = []
+    for name, site in (("new", "basel"), ("said", "basel"), ("new", "1"), ("new", "aachen")):
+        call(
+            "predict",
+            tmp_path / "two",
+            "--input",
+            tmp_path / f"{name}.txt",
+            "--site",
+            site,
+            "--output",
+            tmp_path / "p.csv",
+        )
+        lines.append((tmp_path / "p.csv").read_text())
+    assert lines[0] == lines[1] == lines[2] != lines[3]
+
+
 def test_of_a_private_run_promises_are_made_under_noise_alone(tmp_path):
     pytest.importorskip("dp_accounting", reason='needs dp-accounting: pip install "fedbayes[dp]"')
     folder = tmp_path / "private"
@@ -172,3 +226,13 @@ def test_a_watch_goes_on_and_tells_what_changed(home, tmp_path):
         call("watch", home, "--input", stream(100), *options)
     with pytest.raises(InputError, match="give its name or number with --site"):
         call("watch", home, "--input", stream(100))
+
+
+def test_a_folder_of_tables_is_shown_by_its_name_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "digits").mkdir()  # a data set's name stays that of the data set
+    for site in ("aachen", "basel"):
+        (tmp_path / "sites" / f"{site}.csv").write_text("age,ill\n50,no\n60,yes\n")
+    assert "basel" in call("data", "show", "sites", "--target", "ill")
+    assert "Dataset(digits" in call("data", "show", "digits")

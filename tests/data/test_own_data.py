@@ -165,7 +165,7 @@ def test_one_table_a_client(tmp_path):
         ("", {"target": "b"}, "no column"),
         ("a,b\n1,2,3\n", {"target": "b"}, "line 2: 3 fields under 2 columns"),
         ("a,b\n\n1,2\n\n1,2,3\n", {"target": "b"}, "line 5: 3 fields under 2 columns"),
-        ("a,b\nred,2\n", {"target": "b"}, "column 'a'.*turn it into numbers"),
+        ("a,b\nred,2\n", {"target": "b"}, "column 'a', line 2: 'red' is not a number: .* from_tables takes"),
         ("a,b\n1,red\n", {"target": "b"}, "kind='classes'"),
         ("a,b\n1,nan\n2,3\n", {"target": "b", "test": 0.0}, "y is not finite"),
         ("a,b\n1,2\n", {"target": "b", "test": 1.5}, "share in"),

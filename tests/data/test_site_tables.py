@@ -275,7 +275,15 @@ WRONG = {
     ),
     "a word among numbers": (
         {"south": [HEAD, *SOUTH, "old,f,2024-01-01,low,yes"]},
-        r"site south, column 'age' is a category \(30, 52\), at other sites a number",
+        r"site south, column 'age' is a category \(old, 30\), at other sites a number",
+    ),
+    "a limit of detection among measurements": (
+        {"south": [HEAD, *(f"{'<20' if i == 6 else 20 + i},m,2024-01-01,low,{'yn'[i % 2]}" for i in range(12))]},
+        r"site south, column 'age': '<20' \(row 7\) is no number, as 11 of its 12 values are; mend it, name it among b",
+    ),
+    "labels in two cases": (
+        {"south": [HEAD, *(row.replace("yes", "Yes") for row in SOUTH)]},
+        r"target 'ill': 'yes' and 'Yes' differ in case alone; .* labels = \{ \"yes\" = \[\"yes\", \"Yes\"\], \.\.\. \}",
     ),
     "a name per patient": (
         {
@@ -298,6 +306,71 @@ def test_what_is_wrong_is_named_by_site_and_column(folder, fault):
     with pytest.raises(InputError, match=says) as caught:
         fb.data.from_tables(folder, "ill", test=0.0)
     assert "\n" not in str(caught.value)
+
+
+def measured(score):
+    return {"age": [40.0 + i for i in range(40)], "score": [score(i) for i in range(40)]}
+
+
+REAL = {
+    "a word among targets": (lambda i: "n/a" if i == 5 else str(i), r"target 'score': 'n/a' \(row 6\) is no number"),
+    "targets that are too large": (lambda i: 1e22 * i, r"deviation is .*e\+23, and must be between 1e-05 and 1e\+15"),
+    "targets that are too small": (lambda i: 1e-9 * i, "deviation is .*e-08, .*; give it in another unit"),
+}
+
+
+@pytest.mark.parametrize("fault", REAL)
+def test_real_targets_that_are_refused(fault):
+    score, says = REAL[fault]
+    with pytest.raises(InputError, match=says):
+        fb.data.from_tables({"a": measured(score), "b": measured(score)}, "score", test=0.0)
+
+
+def test_targets_in_another_unit_are_reported():
+    sites = {
+        "a": measured(lambda i: i + 0.5),
+        "b": measured(lambda i: i + 0.5),
+        "c": measured(lambda i: 1000 * i + 0.5),
+    }
+    with pytest.warns(
+        UserWarning, match="site c, target 'score': the mean of 40 rows is 1.95e.04, .* is it the same unit"
+    ):
+        fb.data.from_tables(sites, "score", test=0.0)
+
+
+def test_codes_with_words_among_them_are_a_category_and_so_is_what_is_told(folder):
+    """A few numbers beside a word are codes; of many it is said by kinds, and kept with the coding."""
+    codes = [f"{'unknown' if i == 3 else i % 5},m,2024-01-01,low,{'yn'[i % 2]}" for i in range(30)]
+    write(folder, north=[HEAD, *codes], south=[HEAD, *codes])
+    assert columns(fb.data.from_tables(folder, "ill", test=0.0))["age"].kind == "category"
+    codes = [f"{'V45' if i == 3 else f'{250 + i}.1'},m,2024-01-01,low,{'yn'[i % 2]}" for i in range(30)]
+    write(folder, north=[HEAD, *codes], south=[HEAD, *codes])
+    coding = fb.data.from_tables(folder, "ill", test=0.0, kinds={"age": "category"}).data.coding
+    assert fb.data.from_tables(folder, test=0.0, coding=coding).data.coding == coding
+
+
+def test_categories_that_differ_in_case_alone_are_reported(folder):
+    write(folder, south=[HEAD, *(row.replace(",f,", ",F,") for row in SOUTH)])
+    with pytest.warns(UserWarning, match="column 'sex': 'F' and 'f' differ in case alone and are two categories"):
+        fb.data.from_tables(folder, "ill", test=0.0)
+
+
+def test_lines_of_blanks_are_no_rows(folder):
+    write(folder, south=[HEAD, *SOUTH, " , , , , ", ",,,,", "   "])
+    assert fb.data.from_tables(folder, "ill", test=0.0).sizes.tolist() == [4, 4]
+
+
+def test_a_date_is_reported_as_a_day(folder):
+    coding = fb.data.from_tables(folder, "ill", test=0.0).data.coding
+    new = {"age": ["50"], "sex": ["f"], "seen": [""], "grade": ["low"]}
+    with pytest.warns(UserWarning, match="column 'seen': missing in 1 of 1 rows, .*; it is taken for 2024-0"):
+        site_tables.coded(new, coding)
+
+
+@pytest.mark.parametrize("told", [{"target": ["days", "died"]}, {"target": "age", "kind": "survival"}])
+def test_times_to_events_are_read_elsewhere(folder, told):
+    with pytest.raises(InputError, match=r"target: tables have one column .* from_csv\(.*kind=.survival"):
+        fb.data.from_tables(folder, **told)
 
 
 def test_one_column_to_drop_needs_no_list(folder):

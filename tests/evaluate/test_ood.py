@@ -12,6 +12,7 @@ import fedbayes as fb
 from fedbayes.data import Prepare, from_arrays
 from fedbayes.errors import InputError
 from fedbayes.evaluate import ood
+from fedbayes.evaluate.outside import outside as outside_set
 from fedbayes.model.predictive import draw_weights
 from fedbayes.posterior.values import Draws
 
@@ -229,6 +230,20 @@ def test_inputs_that_do_not_fit_are_refused_with_the_mend(runs):
         ood.scores(run, good, only=["entropi"])
     with pytest.raises(InputError, match="unknown score for this run 'mutual_information'"):
         ood.scores(run, good, only=["mutual_information"])
+
+
+def test_noise_for_tables_is_of_what_the_network_sees():
+    """Categories and flags make that wider than stored rows."""
+    table = {"age": [*range(40, 79), np.nan], "ward": ["a", "b"] * 20, "ill": [0, 1] * 20}
+    sites = fb.data.from_tables({"aachen": table, "basel": table}, target="ill", kind="classes", seed=0)
+    run = fb.fit("linear", sites, method=fb.methods.feduab(epochs=1), rounds=1)
+    for name in ("uniform-noise", "train@5"):
+        place = outside_set(name, run)
+        assert place.x.shape[1:] == sites.data.seen_shape == (4,)
+        scores = ood.scores(place.run, place.x, distance=ood.fit_distance(run))
+        assert all(score.isfinite().all() for score in scores.values())
+    with pytest.raises(InputError, match=r"inputs of shape \[2\], the run was trained on \[4\]"):
+        ood.scores(ood.as_seen(run), sites.data.x.nan_to_num())
 
 
 def test_scores_take_what_predictions_take():

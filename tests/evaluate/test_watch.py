@@ -1,6 +1,7 @@
 """A watch on a site: quiet while nothing changes, an alarm that names the change, the same bits after a kill."""
 
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +204,43 @@ def test_a_stream_is_read_with_labels_and_times(blobs, tmp_path):
     assert read_stream(path, blobs).x.tolist() == [[0.5, 1], [1, 2]]
     with pytest.raises(InputError, match="no column 'y'"):
         read_stream(path, blobs, label="y")
+
+
+def test_labels_that_are_numbers_are_no_places_among_the_classes(tmp_path):
+    site = {"a": [float(k) for k in range(40)], "grade": [1 + k % 2 for k in range(40)]}
+    clients = fb.data.from_tables({"va": site, "bn": site}, "grade", kind="classes")
+    run = fb.fit("linear", clients, rounds=1)
+    path = tmp_path / "stream.csv"
+    path.write_text("a,grade\n1,1.0\n2,2\n , \n3,\n")
+    stream = read_stream(path, run, label="grade")
+    assert stream.y is not None
+    assert stream.y[:2].tolist() == [0, 1]
+    path.write_text("a,grade\n1,0\n")
+    with pytest.raises(InputError, match="'0' is no label; there are 1, 2"):
+        read_stream(path, run, label="grade")
+
+
+@pytest.mark.parametrize("options", [{"site_effects": True}, {"scale": "site"}])
+def test_rows_of_a_named_site_have_its_effects(tmp_path, options):
+    """A stream, or a file whose promise is of a site, need not say in each row whose it is."""
+    sites = {
+        name: {"a": [float(k + 50 * i) for k in range(40)], "ill": [k % 2 for k in range(40)]}
+        for i, name in enumerate(("va", "bn"))
+    }
+    clients = fb.data.from_tables(sites, "ill", kind="classes", **options)
+    run = fb.fit("linear", clients, rounds=1)
+    path, said = tmp_path / "new.csv", tmp_path / "said.csv"
+    path.write_text("a\n60\n70\n")
+    said.write_text("a,site\n60,bn\n70,bn\n")
+    wanted = read_stream(said, run).x
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_stream(path, run, site="bn").x.tolist() == wanted.tolist()
+        watch = fb.watch(run, "bn")
+        watch.update({"a": [60.0, 70.0]})
+    assert read_stream(said, run, site="va").x.tolist() == wanted.tolist()
+    with pytest.warns(UserWarning, match="no column 'site'"):
+        assert read_stream(path, run, site="nowhere").x.tolist() != wanted.tolist()
 
 
 @pytest.mark.parametrize(("sign", "suffix"), [(",", "csv"), (";", "csv"), ("\t", "csv"), ("\t", "tsv")])

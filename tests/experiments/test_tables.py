@@ -124,6 +124,8 @@ def test_rows_that_may_have_been_trained_on_are_not_scored(home, change):
                 CliRunner().invoke(app, [command, str(home / "run"), *options], catch_exceptions=False)
         with pytest.raises(InputError, match="the tables have changed since the run"):
             resume(home / "run")
+        with pytest.raises(InputError, match="the tables have changed since the run"):
+            CliRunner().invoke(app, ["resume", str(home / "run"), "--rounds", "9"], catch_exceptions=False)
         with pytest.warns(UserWarning, match="changed since the run .* the run can predict, and not be scored"):
             changed = fb.load(home / "run")
         assert torch.equal(changed.predict(x).probs, before)

@@ -33,6 +33,12 @@ def made_up(kind: str, rows: int = 300, seed: int = 0) -> dict[str, np.ndarray]:
         mean, parts = random.normal(size=(rows, 2)), random.uniform(0.2, 1, (2, rows, 2))
         labels = mean + random.normal(size=mean.shape)
         return {"kind": np.array(kind), "mean": mean, "aleatoric": parts[0], "epistemic": parts[1], "labels": labels}
+    if kind == "survival":
+        hazard, lost = random.exponential(size=(rows, 1)), random.exponential(2.0, rows).round(1)
+        event, times = random.exponential(1 / hazard[:, 0]).round(1), np.array([0.3, 0.8, 2.0], np.float32)
+        curves = np.exp(-times * hazard * random.uniform(0.5, 2, (rows, 1))).astype(np.float32)
+        labels = np.column_stack([np.minimum(event, lost), event <= lost])  # times are tied
+        return {"kind": np.array(kind), "survival": curves, "times": times, "labels": labels}
     if kind == "labels":
         probs = random.random((rows, 3))
         return {"kind": np.array(kind), "probs": probs, "labels": (random.random(probs.shape) < probs).astype(float)}
@@ -42,17 +48,19 @@ def made_up(kind: str, rows: int = 300, seed: int = 0) -> dict[str, np.ndarray]:
     return {"kind": np.array("classes"), "probs": probs, "labels": labels}
 
 
-@pytest.mark.parametrize("kind", ["classes", "two classes", "labels", "real"])
+@pytest.mark.parametrize("kind", ["classes", "two classes", "labels", "real", "survival"])
 def test_scores_under_equal_weights_are_the_scores_and_their_errors_those_of_the_bootstrap(kind):
     arrays = made_up(kind)
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items() if array.ndim}
-    predicted = (
-        (tensors["probs"],) if kind != "real" else (tensors["mean"], tensors["aleatoric"] + tensors["epistemic"])
-    )
-    theirs = figures(str(arrays["kind"]), Rows(predicted, tensors["labels"]), resamples=400)
+    predicted = {
+        "real": lambda: (tensors["mean"], tensors["aleatoric"] + tensors["epistemic"]),
+        "survival": lambda: (tensors["survival"],),
+    }.get(kind, lambda: (tensors["probs"],))()
+    options = {"times": tensors["times"]} if kind == "survival" else {}
+    theirs = figures(str(arrays["kind"]), Rows(predicted, tensors["labels"], options), resamples=400)
     whole = scores_under(arrays, np.full((1, 300), 1 / 300))
     drawn = resampled(arrays)
-    assert {"classes": 5, "two classes": 7, "labels": 6, "real": 3}[kind] == len(whole)
+    assert {"classes": 5, "two classes": 7, "labels": 6, "real": 3, "survival": 3}[kind] == len(whole)
     for name, value in whole.items():
         if name in theirs:  # there is no MCE of several labels
             assert value[0] == pytest.approx(theirs[name].value, rel=1e-9)
@@ -147,7 +155,48 @@ def test_start_up_is_what_the_first_round_took_beyond_a_usual_one():
     assert run_of([0.1] * 3, {}, (0.5, 1.0, 1.0)).start == 0
 
 
-def test_scores_of_survival_have_the_errors_that_scores_by_site_have():
+def test_survival_under_weights_is_that_of_rows_taken_so_often():
+    arrays, counts = made_up("survival", rows=40), np.random.default_rng(1).integers(0, 4, 40)
+    again = {
+        name: np.repeat(array, counts, 0) if len(array) == 40 else array for name, array in arrays.items() if array.ndim
+    }
+    ours = scores_under(arrays, counts[None] / counts.sum())
+    theirs = scores_under(again | {"kind": arrays["kind"]}, np.full((1, counts.sum()), 1 / counts.sum()))
+    for name, value in ours.items():
+        np.testing.assert_allclose(value, theirs[name], rtol=1e-6)
+
+
+def test_survival_without_censoring_or_without_events():
+    arrays = made_up("survival", rows=30)
+    time, one = arrays["labels"][:, 0], np.full((1, 30), 1 / 30)
+    seen = scores_under({**arrays, "labels": np.column_stack([time, np.ones(30)])}, one)
+    dead = (time[:, None] > arrays["times"]).astype(float)
+    by_time = ((arrays["survival"] - dead) ** 2).mean(0)
+    wanted = np.trapezoid(by_time, arrays["times"]) / (arrays["times"][-1] - arrays["times"][0])
+    np.testing.assert_allclose(seen["brier"], wanted, rtol=1e-5)
+    assert "concordance" not in scores_under({**arrays, "labels": np.column_stack([time, np.zeros(30)])}, one)
+
+
+def of_survival(arrays: dict[str, np.ndarray]) -> RunFiles:
+    scores = {name: float(value[0]) for name, value in scores_under(arrays, np.full((1, 300), 1 / 300)).items()}
+    closing = {"score_names": np.array(list(scores)), "scores": np.array(list(scores.values()))}
+    return RunFiles("a", Path("a"), Experiment(), [], arrays | closing)
+
+
+def test_runs_of_survival_on_the_same_rows_are_compared_in_pairs():
+    arrays = made_up("survival")
+    near = of_survival({**arrays, "survival": arrays["survival"] ** 1.3})  # as good an order, worse chances
+    one, other = margins(of_survival(arrays)), margins(near)
+    for score in ("nll", "brier"):
+        assert one[score].apart(other[score]) < 0.5 * np.hypot(one[score].error, other[score].error)
+    assert one["concordance"].error > 0.01
+    assert one["concordance"].apart(other["concordance"]) < 1e-3
+    strangers = margins(of_survival(made_up("survival", seed=1)))
+    apart = one["nll"].apart(strangers["nll"])
+    assert apart == pytest.approx(np.hypot(one["nll"].error, strangers["nll"].error))
+
+
+def test_scores_that_some_resamples_lack_have_the_errors_that_scores_by_site_have():
     names, errors = np.array(["count", "concordance", "nll"]), np.array([0.0, 0.04, 0.1])
     arrays = {"kind": np.array("survival"), "score_names": names, "scores": np.array([95.0, 0.73, 1.5])}
     run = RunFiles("a", Path("a"), Experiment(), [], {**arrays, "score_errors": errors})

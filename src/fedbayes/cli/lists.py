@@ -144,8 +144,11 @@ def _check_figure(path: Path) -> None:
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name is that of own tables: a folder, a file, or a pattern."""
-    return any(sign in name for sign in "/*?.") and ":" not in name
+    """Whether a name is that of own tables: a folder, a file, or a pattern; a data set's own name goes first."""
+    from fedbayes.data.catalogue import CATALOGUE
+
+    named = any(sign in name for sign in "/*?.") or (name not in CATALOGUE and Path(name).is_dir())
+    return named and ":" not in name
 
 
 def _show_tables(name: str, target: str | None, settings: list[str], figure: Path | None) -> None:

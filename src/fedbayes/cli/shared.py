@@ -41,6 +41,17 @@ def print_text(text: str, first: str = "", others: str = "", file: TextIO | None
         print(line, file=file)
 
 
+def say_whose(folder: Path) -> None:
+    """Of a comparison, say whose run a command takes."""
+    from fedbayes.experiments.experiment import folder_name
+    from fedbayes.runs.home import experiment_in
+
+    experiment = experiment_in(folder)
+    if experiment.methods:
+        others = ", ".join(f"{folder}/{folder_name(m)}" for m in experiment.methods if m != experiment.method)
+        print_text(f"{folder} is a comparison: what follows is of {experiment.method}; for others give {others}")
+
+
 Folder = Annotated[Path, typer.Argument(help="A folder that `fedbayes run` wrote.")]
 Settings = Annotated[
     list[str] | None,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from math import isnan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedbayes.cli.shared import Folder, Trust, app, out
+from fedbayes.cli.shared import Folder, Trust, app, out, say_whose
 from fedbayes.errors import InputError
+
+if TYPE_CHECKING:
+    from fedbayes.training.run import Run
 
 MOST = 40  # sites in a table
 CHANGED = 3  # the exit status of a watch that has alarmed
@@ -54,6 +57,7 @@ def calibrate(
 
     if recalibrate and epsilon is not None:
         raise InputError("--recalibrate compares maps by sums without noise; leave it out with --epsilon")
+    say_whose(folder)
     run = load(folder, device=device, clients=scored_clients(folder))
     held = held_out(run)
     maps = compared(run, held) if recalibrate else None
@@ -95,20 +99,42 @@ def coverage_table(made: object) -> Table:
 
 
 def show_by_site(folder: Path, by: str, draws: int | None, device: str | None) -> None:
-    """Scores of each site's own test rows, and coverage there: as calibrated before, or as `calibrate` would."""
-    from fedbayes.evaluate import conformal
+    """Scores of each site's own test rows, and coverage there: as calibrated before, or as `calibrate` would.
+
+    Of a comparison those of each method.
+    """
     from fedbayes.runs import calibrated
     from fedbayes.runs.folder import load
-    from fedbayes.runs.home import home_of
+    from fedbayes.runs.records import runs_in
     from fedbayes.runs.scored import scored_clients
 
-    run = load(folder, device=device, clients=scored_clients(folder))
-    kept, privacy = home_of(folder) / calibrated.FILE, run.task.privacy
-    if privacy is None or privacy.public_test or not kept.is_file():  # else promises alone, which are noised
-        out.print(run.scores(draws=draws, by=by).table(out.width))
+    clients, runs = scored_clients(folder), runs_in(folder)
+    for files in runs:
+        run = load(files.folder, device=device, clients=clients)
+        if len(runs) > 1:
+            print(f"{files.name}:")
+        privacy, kept = run.task.privacy, files.folder / calibrated.FILE
+        if privacy is None or privacy.public_test or not kept.is_file():  # else promises alone, which are noised
+            out.print(run.scores(draws=draws, by=by).table(out.width))
+        _show_coverage(run, files.folder)
+
+
+def _show_coverage(run: Run, home: Path) -> None:
+    """How often a run's promises hold at its sites, where it makes such."""
+    from fedbayes.evaluate import conformal
+    from fedbayes.evaluate.calibration import held_out
+    from fedbayes.runs import calibrated
+
     if run.task.program.prediction.whole and run.task.clients.data.kind != "labels":
-        whole = calibrated.read(kept.parent, run) if kept.is_file() else conformal.fit(run)
-        out.print(coverage_table(whole))
+        privacy = run.task.privacy
+        if (home / calibrated.FILE).is_file():
+            out.print(coverage_table(calibrated.read(home, run)))
+        elif privacy is None or privacy.public_test:
+            held = held_out(run)
+            if held.suffices:
+                out.print(coverage_table(conformal.fit(run, held=held)))
+            else:
+                out.print("whether promises hold can't be told: no test row is left to calibrate by", style="dim")
 
 
 def map_table(rows: dict[str, dict[str, float]]) -> Table:
@@ -157,12 +183,13 @@ def watch(
         return
     if site is None:
         raise InputError("--input is of one site: give its name or number with --site")
+    say_whose(folder)
     run = load(folder, device=device)
     home = home_of(folder)
     options: dict[str, Any] = {"alpha": alpha, "reference": reference, "labels": label is not None}
     chosen = scores.split(",") if scores else None
     watcher = watch_of(run, site, scores=chosen, folder=home, **options)
-    stream = read_stream(input, run, label=label, time=time)
+    stream = read_stream(input, run, label=label, time=time, site=watcher.state.site)
     before = watcher.state.rows
     if before > len(stream.x):
         raise InputError(f"{input} has {len(stream.x)} rows, the watch on {site} has seen {before}: append to the file")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fedbayes.cli.shared import Folder, Trust, app, out
+from fedbayes.cli.shared import Folder, Trust, app, out, say_whose
 from fedbayes.cli.sites import show_by_site
 from fedbayes.errors import InputError
 
@@ -59,6 +59,7 @@ def predict(
 
     if by is not None and not ood:
         raise InputError("--by says what --ood goes by; give --ood too, or leave --by out")
+    say_whose(folder)
     options = {"draws": draws, "device": device, "ood": (by or "usual") if ood else None}
     arrays, flags = predict_file(folder, input, output, sets=sets or site is not None, site=site, **options)  # type: ignore[arg-type]
     out.print(prediction_table(arrays))
@@ -97,6 +98,7 @@ def export(
         raise InputError(f"--draws are the members of an ensemble; leave it out with --what {what}")
     if what == PEFT and onnx:
         raise InputError("--onnx is of a whole network; leave it out with --what peft")
+    say_whose(folder)
     run = load(folder, device="cpu")
     home = home_of(folder)
     promises = promises_in(home, run) if client is None else None

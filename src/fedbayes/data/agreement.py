@@ -21,9 +21,11 @@ from fedbayes.data.summary import (
     SiteSummary,
     median_of,
 )
-from fedbayes.data.values import canonical
+from fedbayes.data.values import alike, canonical, is_number
 from fedbayes.errors import InputError, shown
 from fedbayes.files import reading, text_of, write_atomically
+
+SMALLEST_UNIT, LARGEST_UNIT = 1e-5, 1e15  # of a real target's standard deviation
 
 
 def agree(summaries: Sequence[SiteSummary], how: Agreed) -> Coding:
@@ -41,6 +43,11 @@ def agree(summaries: Sequence[SiteSummary], how: Agreed) -> Coding:
     target = first.target
     for site in others:
         target = target + site.target
+    if how.kind == "classes" and not how.classes and (pair := alike(target.counts)):
+        raise InputError(
+            f"target {how.target!r}: {shown(pair[0])} and {shown(pair[1])} differ in case alone; write them alike, or "
+            f'say by labels what a class is: labels = {{ "{pair[0]}" = ["{pair[0]}", "{pair[1]}"], ... }}'
+        )
     scales = (
         [
             [(m.mean, m.deviation) if m.rows > 1 else (c.mean, c.deviation) for m, c in zip(per, columns)]
@@ -49,6 +56,8 @@ def agree(summaries: Sequence[SiteSummary], how: Agreed) -> Coding:
         if how.scale == "site"
         else []
     )
+    if how.kind == "real":
+        check_unit(target.moments.deviation, how.target)
     return Coding(
         how.target,
         how.kind,
@@ -61,6 +70,15 @@ def agree(summaries: Sequence[SiteSummary], how: Agreed) -> Coding:
         (target.moments.mean, target.moments.deviation) if how.kind == "real" else None,
         all(site.site_effects for site in summaries),
     )
+
+
+def check_unit(deviation: float, target: str) -> None:
+    """Refuse targets whose squares float32 does not hold, or whose variance is below what scores are made of."""
+    if not SMALLEST_UNIT < deviation < LARGEST_UNIT:
+        raise InputError(
+            f"target {target!r}: its standard deviation is {deviation:.3g}, and must be between {SMALLEST_UNIT:g} and "
+            f"{LARGEST_UNIT:g}; give it in another unit"
+        )
 
 
 Labels = Mapping[str, Sequence[Any]] | Sequence[Any]
@@ -109,7 +127,8 @@ def check_kinds(name: str, summaries: Sequence[SiteSummary]) -> None:
             raise InputError(f"column {name!r}: sites order its values differently; give the order once, by kinds")
         return
     held = next(site for site in summaries if site.site == odd).columns[name]
-    example = f" ({', '.join(list(held.counts)[:2])})" if held.counts else ""
+    examples = sorted(held.counts, key=is_number)  # words first: it is for them that it is a category
+    example = f" ({', '.join(examples[:2])})" if examples else ""
     raise InputError(
         f"site {odd}, column {name!r} is a {kinds[odd]}{example}, at other sites a {usual}; write it there as they do, "
         "or say what it is by kinds"

@@ -15,12 +15,14 @@ from fedbayes.data.frames import SiteTable
 from fedbayes.data.preparation import Seen, TableColumns
 from fedbayes.data.summary import (
     CATEGORY,
+    DATE,
     KINDS,
+    NUMBER,
     ORDERED,
     Told,
     numbers_of,
 )
-from fedbayes.data.values import Values, canonical
+from fedbayes.data.values import Values, alike, canonical
 from fedbayes.errors import InputError, shown
 from fedbayes.files import reading, text_of, write_atomically
 
@@ -33,6 +35,7 @@ SCALES = {
 LONGEST = 1 << 26  # bytes of a file of summaries or of a coding
 SITE = "site"  # the column that says whose a row is
 UNSEEN = -1.0  # stored in place of a category that no training row has
+YEARS = 3_000_000  # days that a date may be away from 1970 to be written as one
 SHIFTED, SURE = 1.0, 5.0  # deviations that a mean is off, and standard errors, before it is reported
 
 
@@ -101,9 +104,21 @@ class Coding:
         return TableColumns(tuple(parts), len(self.columns) if self.scale == "site" else None)
 
     @property
+    def odd(self) -> list[str]:
+        """What is odd about what was agreed on, one line for each column."""
+        pairs = ((column.name, alike(column.values)) for column in self.columns if column.kind == CATEGORY)
+        return [
+            f"column {name!r}: {shown(pair[0])} and {shown(pair[1])} differ in case alone and are two categories; "
+            "write them alike if they are one"
+            for name, pair in pairs
+            if pair is not None
+        ]
+
+    @property
     def agreed(self) -> Agreed:
         """How columns and targets are coded, as the user said it."""
-        return Agreed(self.target, self.kind, {}, self.labels, self.classes, "median", self.scale)
+        kinds = {column.name: column.kind for column in self.columns}
+        return Agreed(self.target, self.kind, kinds, self.labels, self.classes, "median", self.scale)
 
     def rows(self, table: SiteTable, *, shifts: bool = True) -> tuple[np.ndarray, list[str]]:
         """A table's rows as they are stored, float64 [n, F], and what is odd about them, one line for each column."""
@@ -143,6 +158,14 @@ class Coding:
         number = {name: i for i, name in enumerate(self.classes)}
         words = checked_labels(canonical(values.data), known, where)
         return np.array([number[known[word]] for word in words], np.int64)
+
+    def target_notes(self, table: SiteTable, targets: np.ndarray) -> list[str]:
+        """A line where real targets are far from those of all sites."""
+        if self.target_scale is None:
+            return []
+        mean, deviation = self.target_scale
+        notes = _shift_notes(Column(self.target, NUMBER, mean=mean, deviation=deviation), targets)
+        return [f"site {table.site}, target {self.target!r}: {note}" for note in notes]
 
     def as_table(self) -> dict[str, Any]:
         """Plain values, as a file holds them; `coding_of` is the inverse."""
@@ -205,17 +228,22 @@ def _shift_notes(column: Column, numbers: np.ndarray) -> list[str]:
     shift = (float(held.mean()) - column.mean) / column.deviation
     if abs(shift) < SHIFTED or abs(shift) * math.sqrt(len(held)) < SURE:
         return []
-    return [
-        f"the mean of {len(held)} rows is {held.mean():.4g}, in training {column.mean:.4g} ({shift:+.1f} deviations); "
-        "is it the same unit?"
-    ]
+    own, usual = (_figure(column, value) for value in (float(held.mean()), column.mean))
+    asks = "" if column.kind == DATE else "; is it the same unit?"
+    return [f"the mean of {len(held)} rows is {own}, in training {usual} ({shift:+.1f} deviations){asks}"]
+
+
+def _figure(column: Column, value: float) -> str:
+    """A number of a column as people read it; a date as a day."""
+    days = column.kind == DATE and abs(value) < YEARS
+    return str(np.datetime64("1970-01-01", "D") + round(value)) if days else f"{value:.4g}"
 
 
 def _gap_notes(column: Column, codes: np.ndarray) -> list[str]:
     gone = int(np.isnan(codes).sum())
     if not gone or column.gaps:
         return []
-    fill = "is coded as none" if column.kind == CATEGORY else f"is taken for {column.fill:.4g}"
+    fill = "is coded as none" if column.kind == CATEGORY else f"is taken for {_figure(column, column.fill)}"
     return [f"missing in {gone} of {len(codes)} rows, and in no training row; it {fill}"]
 
 

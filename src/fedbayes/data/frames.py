@@ -174,7 +174,7 @@ def _text_file(path: Path, head: Sequence[str], blanks: tuple[str, ...]) -> dict
             first = file.readline()
             file.seek(0)
             reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
-            numbered = [(reader.line_num, line) for line in reader if any(line)]
+            numbered = [(reader.line_num, line) for line in reader if any(field.strip() for field in line)]
     names = list(head) or [name.strip() for name in (numbered.pop(0)[1] if numbered else [])]
     if numbered and not head and all(is_number(name) for name in names):
         raise InputError(f"{path} has no line of names at its top; give columns=[...], the names of its columns")

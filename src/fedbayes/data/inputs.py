@@ -22,19 +22,20 @@ from fedbayes.errors import InputError
 from fedbayes.files import array_in, arrays_in, is_archive, memory, reading, size_of
 
 
-def read_inputs(source: Path, data: Dataset, beside: Sequence[str] = ()) -> Tensor:
+def read_inputs(source: Path, data: Dataset, beside: Sequence[str] = (), site: str | None = None) -> Tensor:
     """Inputs of a .npy, .npz or .csv file, in the units in which the data came.
 
     An .npz file holds one array, or one named `x`, or one for each field of a row. A row of a CSV file is one input,
     flattened; a first line in which nothing is a number, or which has the names of the data's columns, is taken for
-    names, by which the columns are found where the data's own have names; those named `beside` are not looked at.
+    names, by which the columns are found where the data's own have names; those named `beside` are not looked at. Rows
+    of a table that does not say whose they are are those of `site`, where that is given.
     """
     if isinstance(data.prepare, Fields) and source.suffix == ".npz":
         arrays = arrays_in(source, "save the fields of the rows with numpy.savez")
         if {*data.prepare.names} <= {*arrays}:
             return data.prepare.pack({name: arrays[name] for name in data.prepare.names}, str(source))
     if data.coding is not None and source.suffix not in (".npy", ".npz"):
-        return coded(_with_names(source, data.coding), data.coding)
+        return coded(_with_names(source, data.coding), data.coding, site)
     x = _csv(source, data.columns, beside) if source.suffix == ".csv" else _numpy(source)
     if x.dtype.kind not in "fiub" or not x.ndim:
         raise InputError(f"{source} must hold rows of numbers, not {x.dtype} {list(x.shape)}; write it with numpy.save")

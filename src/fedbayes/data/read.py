@@ -11,6 +11,8 @@ import torch
 
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.own import from_arrays, kind_of
+from fedbayes.data.values import is_number
+from fedbayes.errors import shown
 from fedbayes.files import array_in, arrays_in, memory, reading, size_of
 
 Parts = dict[str, np.ndarray]
@@ -200,10 +202,16 @@ def _table(path: Path, columns: list[str], targets: list[str], owner: str | None
     table = np.array([line for _, line in lines])
     x = np.empty((len(lines), len(columns)))
     for j, column in enumerate(columns):
+        words = table[:, head.index(column)]
         try:
-            x[:, j] = table[:, head.index(column)].astype(np.float64)
+            x[:, j] = words.astype(np.float64)
         except ValueError as error:
-            raise ValueError(f"{path}, column {column!r}: {error}: turn it into numbers or leave it out") from error
+            pairs = [*zip([number for number, _ in lines], words.tolist())]
+            at, word = next((pair for pair in pairs if not is_number(pair[1])), pairs[0])
+            raise ValueError(
+                f"{path}, column {column!r}, line {at}: {shown(word)} is not a number: mend it, or leave the column "
+                "out; from_tables takes tables with missing values, categories and dates"
+            ) from error
     who = table[:, head.index(owner)] if owner else np.full(len(lines), site)
     return _Table(x, table[:, [head.index(column) for column in targets]], who)
 

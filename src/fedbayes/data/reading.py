@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbayes.data.coding import SITE, Agreed, checked_labels, refuse_gaps
 from fedbayes.data.frames import BLANKS, SiteTable, site_tables
-from fedbayes.data.summary import CATEGORY, DATE, NUMBER, numbers_of
+from fedbayes.data.summary import AS_CATEGORY, CATEGORY, DATE, NUMBER, numbers_of, refuse_words_among_numbers
 from fedbayes.data.values import Values, canonical, texts
 from fedbayes.errors import InputError
 
@@ -66,6 +66,15 @@ def check_values(table: SiteTable, how: Agreed) -> None:
         checked_labels(canonical(target.data), how.labels or how.classes, where)
     else:
         refuse_gaps(np.isnan(numbers_of(target, NUMBER, where)), where)
+    check_columns(table, how)
+
+
+def check_columns(table: SiteTable, how: Agreed) -> None:
+    """Refuse values that are not what their column is told to be, and measurements with words between them."""
     for name, kind in how.kinds.items():
         if kind in (NUMBER, DATE) and name in table.columns:
             numbers_of(table.columns[name], str(kind), f"site {table.site}, column {name!r}")
+    for name, values in table.columns.items():
+        if name != how.target and name not in how.kinds and values.data.dtype == object and not values.kind:
+            where = f"site {table.site}, column {name!r}"
+            refuse_words_among_numbers(values.data.tolist(), where, f"name it among blanks, {AS_CATEGORY}")

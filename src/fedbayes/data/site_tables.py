@@ -21,9 +21,17 @@ from fedbayes.data.own import FEW_VALUES
 from fedbayes.data.partition import natural
 from fedbayes.data.preparation import Scale
 from fedbayes.data.ragged import Ragged
-from fedbayes.data.reading import Reading, check_values
-from fedbayes.data.summary import SiteSummary, Told, numbers_of, refuse_commas, summarise
-from fedbayes.data.values import canonical, is_number
+from fedbayes.data.reading import Reading, check_columns, check_values
+from fedbayes.data.summary import (
+    CATEGORY,
+    SiteSummary,
+    Told,
+    numbers_of,
+    refuse_commas,
+    refuse_words_among_numbers,
+    summarise,
+)
+from fedbayes.data.values import Values, canonical, is_number, texts
 from fedbayes.errors import InputError, shown, unknown
 
 THIN = {"refuse": "an error", "keep": "trained with all the same", "drop": "left out, with a warning"}
@@ -77,6 +85,11 @@ def from_tables(
     target = coding.target if coding is not None else target
     if target is None:
         raise InputError("target: name the column to predict")
+    if not isinstance(target, str) or kind == "survival":
+        raise InputError(
+            f"target: tables have one column of classes or numbers to predict, not {shown(target)}; times to events "
+            'are read by from_csv(..., ["time", "event"], kind="survival"), or given to from_clients'
+        )
     effects = site_effects if coding is None else coding.site_effects
     read = Reading(target, site, columns, drop, blanks, missing, effects)
     tables = read.tables(sites)
@@ -96,6 +109,7 @@ def from_tables(
             raise InputError(f"{names[0]} is the only site; without it nothing is left to fit on: add a site")
         told = (target, how.kinds, how.kind == "classes", effects)
         coding = agree([summarise(train, *told) for train in fitted], how)
+        _warn(coding.odd)
     return _clients(parts, coding, name)
 
 
@@ -119,6 +133,8 @@ def summary_of(
     if target is None:
         return [summarise(table, None, kinds or {}, False) for table in tables]
     how = _how(tables, read, kinds, labels, kind, "federation")
+    for table in tables:
+        check_columns(table, how)
     parts = _split(tables, how, test, seed)
     return [summarise(train, target, how.kinds, how.kind == "classes", read.site_effects) for train, _ in parts]
 
@@ -139,12 +155,15 @@ def without_rows(coding: Coding) -> Clients:
     return Clients(blank(coding), Ragged.of_lists([row] * sites), none, none.flat, coding.sites)
 
 
-def coded(table: Any, coding: Coding) -> Tensor:
+def coded(table: Any, coding: Coding, site: str | None = None) -> Tensor:
     """Rows of a file, a data frame or a mapping of columns as they are stored, with a warning for what is odd.
 
-    Where sites have scales of their own, a column `site` says whose a row is.
+    Where sites have effects or scales of their own, a column `site` says whose a row is; without one all are of `site`.
     """
     whole = table if isinstance(table, SiteTable) else table_of(table)
+    by_site = coding.site_effects or coding.scale == "site"
+    if by_site and site in coding.sites and SITE not in whole.columns:
+        whole = whole._replace(columns={**whole.columns, SITE: Values(texts([site] * whole.rows), CATEGORY)})
     if coding.scale != "site" or SITE not in whole.columns:
         x, notes = coding.rows(whole)
         if coding.scale == "site" and whole.site not in coding.sites and not coding.site_effects:
@@ -180,10 +199,11 @@ def _how(
 def _target_kind(tables: Sequence[SiteTable], target: str) -> str:
     """Words are classes, numbers real; few whole numbers may be either and are refused."""
     parts = [(table.columns[target], f"site {table.site}, target {target!r}") for table in tables]
-    texts = {where: [word for word in v.data if word is not None] for v, where in parts if v.data.dtype == object}
-    if not all(is_number(word) for words in texts.values() for word in words):
+    texts = {where: v.data.tolist() for v, where in parts if v.data.dtype == object}
+    if not all(is_number(word) for words in texts.values() for word in words if word is not None):
         for where, words in texts.items():
-            refuse_commas(words, where, 'or say kind = "classes"')
+            refuse_commas([word for word in words if word is not None], where, 'or say kind = "classes"')
+            refuse_words_among_numbers(words, where, 'leave such rows out, or say kind = "classes"')
         return "classes"
     numbers = np.concatenate([numbers_of(values, "number", where) for values, where in parts])
     held = numbers[~np.isnan(numbers)]
@@ -261,6 +281,8 @@ def _clients(parts: Sequence[tuple[SiteTable, SiteTable]], coding: Coding, name:
     train = [coding.rows(table) for table, _ in parts]
     test = [coding.rows(table, shifts=False) for _, table in parts]
     _warn([note for pair in zip(train, test) for _, notes in pair for note in notes])
+    for table, _ in parts:
+        _warn(coding.target_notes(table, coding.targets(table)))
     x, test_x = (np.concatenate([rows for rows, _ in side]) for side in (train, test))
     y, test_y = (np.concatenate([coding.targets(pair[i]) for pair in parts]) for i in (0, 1))
     owner, test_owner = (

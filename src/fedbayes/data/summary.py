@@ -24,11 +24,15 @@ KINDS = {
 }
 GROWTH = math.log(1.01)  # widths of the bins by which medians are found: one in a hundred
 LARGEST = 1e100  # of a number: the squares of larger ones, in a sum, are none that float64 holds
+MEASURED = 10  # different numbers at least in a column of measurements: fewer may be codes, beside which words stand
 MOST_VALUES = 100  # of a category: more are names or numbers of patients
 ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ][\d:.]+)?(Z|[+-]\d\d:?\d\d)?")
 OTHER_DATE = re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[./]\d{1,2}[./]\d{1,2}")
 
 COMMA = re.compile(r"[+-]?\d+,\d+")  # a number that is written with a decimal comma
+
+
+AS_CATEGORY = "drop the column, or say by kinds that it is a category"
 
 
 class Moments(NamedTuple):
@@ -214,7 +218,8 @@ def _kind(values: Values, told: str | Sequence[str] | None, where: str) -> tuple
             f"{where}: {shown(like)} looks like a date; write dates as 2024-05-31, drop the column, or say by "
             "kinds that it is a category"
         )
-    refuse_commas(words, where, "drop the column, or say by kinds that it is a category")
+    refuse_commas(words, where, AS_CATEGORY)
+    refuse_words_among_numbers(values.data.tolist(), where, f"name it among blanks, {AS_CATEGORY}")
     return CATEGORY, ()
 
 
@@ -224,6 +229,18 @@ def refuse_commas(words: Iterable[str], where: str, otherwise: str) -> None:
         raise InputError(
             f"{where}: {shown(like)} looks like a number with a decimal comma; write {like.replace(',', '.')[:20]}, "
             f"{otherwise}"
+        )
+
+
+def refuse_words_among_numbers(words: Sequence[str | None], where: str, otherwise: str) -> None:
+    """Refuse measurements with a word such as <0.5 between them, each of which would be a category of its own."""
+    held = [word for word in words if word is not None]
+    numbers = [word for word in held if _number(word) is not None]
+    if 2 * len(numbers) > len(held) > len(numbers) and len(set(numbers)) >= MEASURED:
+        odd = next(word for word in held if _number(word) is None)
+        raise InputError(
+            f"{where}: {shown(odd)} (row {list(words).index(odd) + 1}) is no number, as {len(numbers)} of its "
+            f"{len(held)} values are; mend it, {otherwise}"
         )
 
 

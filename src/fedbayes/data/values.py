@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,16 @@ def canonical(values: np.ndarray) -> np.ndarray:
     Codes such as 1E2 and 1_0 are texts of their own, whatever Python takes them for.
     """
     return texts([_word(v) for v in values.tolist()])
+
+
+def alike(words: Iterable[str]) -> tuple[str, str] | None:
+    """Two of the words that differ in case alone, if any do."""
+    first: dict[str, str] = {}
+    for word in words:
+        before = first.setdefault(word.strip().casefold(), word)
+        if before != word:
+            return before, word
+    return None
 
 
 def _word(value: Any) -> str | None:

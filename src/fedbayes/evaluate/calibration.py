@@ -41,6 +41,11 @@ class Held(NamedTuple):
     judge_sites: list[Tensor]  # rows of judge
     source: str
 
+    @property
+    def suffices(self) -> bool:
+        """Whether some rows calibrate and some are left to judge by: of a single test row none may calibrate."""
+        return all(any(len(rows) for rows in sites) for sites in (self.sites, self.judge_sites))
+
 
 class Conformal(NamedTuple):
     """A threshold that keeps a coverage promise; one for each class where it was calibrated by class."""

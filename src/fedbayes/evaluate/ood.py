@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedbayes import scores as of
 from fedbayes.errors import InputError, unknown
+from fedbayes.model.inputs import as_it_is
 from fedbayes.model.interception import Interception
 from fedbayes.model.likelihood import Weights
 from fedbayes.model.model import Model
@@ -173,9 +174,11 @@ def check_inputs(run: Run, x: Tensor) -> None:
     data = run.task.clients.data
     if not len(x):
         raise InputError("x is empty: there is nothing to score")
-    if tuple(x.shape[1:]) != data.shape:
+    # One-hot categories and flags of missing values make what the network sees of a table wider than its rows.
+    shape = data.seen_shape if run.task.program.model.prepare is as_it_is else data.shape
+    if tuple(x.shape[1:]) != shape:
         raise InputError(
-            f"x has inputs of shape {list(x.shape[1:])}, the run was trained on {list(data.shape)}: "
+            f"x has inputs of shape {list(x.shape[1:])}, the run was trained on {list(shape)}: "
             "resize or convert them first, or take a set of that shape"
         )
     if (data.x.dtype == torch.int64) != (x.dtype == torch.int64):

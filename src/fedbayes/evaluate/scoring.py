@@ -102,8 +102,7 @@ def score_run(run: Run, *, draws: int | None = None, repeats: int = REPEATS) -> 
     }
     if data.kind in ("classes", "real"):
         held = calibrate.held_out(run, draws=draws)
-        # Of one row or two none may calibrate, or none be left to judge by.
-        if all(any(len(rows) for rows in sites) for sites in (held.sites, held.judge_sites)):
+        if held.suffices:
             scores["calibrated_by"] = held.source
             if data.kind == "classes":
                 scores["temperature"] = temperature_scores(run, held)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.frames import BLANKS
 from fedbayes.data.inputs import read_inputs
-from fedbayes.data.values import canonical
+from fedbayes.data.values import canonical, is_number
 from fedbayes.errors import InputError
 from fedbayes.files import memory, reading, size_of
 from fedbayes.training.run import Run
@@ -26,10 +26,12 @@ class Stream(NamedTuple):
     times: list[str]
 
 
-def read_stream(source: Path, run: Run, *, label: str | None = None, time: str | None = None) -> Stream:
-    """The rows of a file, as `predict` reads them, with a column of labels and one of times."""
+def read_stream(
+    source: Path, run: Run, *, label: str | None = None, time: str | None = None, site: str | None = None
+) -> Stream:
+    """The rows of a file, as `predict` reads them, with a column of labels and one of times; all are of `site`."""
     data = run.task.clients.data
-    x = read_inputs(source, data, [name for name in (label, time) if name])
+    x = read_inputs(source, data, [name for name in (label, time) if name], site)
     if label is None and time is None:
         return Stream(x, None, [])
     if source.suffix not in (".csv", ".tsv"):
@@ -40,7 +42,7 @@ def read_stream(source: Path, run: Run, *, label: str | None = None, time: str |
             first = file.readline()
             file.seek(0)
             sign = "," if data.coding is None else max(",;\t", key=first.count)  # as tables are read
-            head, *rows = [row for row in csv.reader(file, delimiter=sign) if any(row)]
+            head, *rows = [row for row in csv.reader(file, delimiter=sign) if any(field.strip() for field in row)]
     head = [name.strip() for name in head]
     columns = {}
     for name in filter(None, (label, time)):
@@ -58,11 +60,12 @@ def _label(text: str, data: Dataset, source: Path) -> float:
     if text in BLANKS:
         return float("nan")
     names, values = data.class_names, {} if data.coding is None else data.coding.labels or {}
-    text = values.get(str(canonical(np.array([text]))[0]), text)
-    if text in names:
-        return float(names.index(text))
-    try:
+    word = str(canonical(np.array([text]))[0])
+    for name in (values.get(word, text), word):
+        if name in names:
+            return float(names.index(name))
+    # Where names are numbers themselves, a number that is none of them is not a place among them.
+    if is_number(text) and not any(map(is_number, names)):
         return float(text)
-    except ValueError as error:
-        there = ", ".join(names)[:200] or (f"0 to {data.classes - 1}" if data.kind == "classes" else "numbers")
-        raise InputError(f"{source}: {text[:40]!r} is no label; there are {there}") from error
+    there = ", ".join(names)[:200] or (f"0 to {data.classes - 1}" if data.kind == "classes" else "numbers")
+    raise InputError(f"{source}: {text[:40]!r} is no label; there are {there}")

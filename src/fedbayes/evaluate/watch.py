@@ -59,7 +59,7 @@ class Watch:
 
         With a folder, what is known is on disk after every piece of rows: a watch that is killed goes on from there.
         """
-        x = self.run.stored(x)
+        x = self.run.stored(x, self.state.site)
         y = self._labels(y, len(x))
         start = 0
         while start < len(x):

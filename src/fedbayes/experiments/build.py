@@ -31,6 +31,7 @@ from fedbayes.noise import seeded
 from fedbayes.options import options_of
 from fedbayes.training.defaults import default_likelihood, options_by
 from fedbayes.training.fit import pretrained
+from fedbayes.training.idle import idle_options
 from fedbayes.training.personal import Federation
 from fedbayes.training.prepare import prepare
 from fedbayes.training.settings import ROWS
@@ -112,7 +113,8 @@ def build(experiment: Experiment, *, network: nn.Module | None = None, clients: 
         )
     if x.engine == FLOWER:
         program = task.program if x.cap_precision is not None else mildly_bounded(task.program)
-        task = replace(task, program=program, elsewhere=_with_the_clients)
+        idle = idle_options(method, program, x.cap_rows)
+        task = replace(task, program=program, elsewhere=_with_the_clients, idle=idle)
     if not x.pretrain:
         return task
     with naming("pretrain"):

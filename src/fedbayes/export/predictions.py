@@ -50,7 +50,8 @@ def predict_file(
         own = run.task.program.prediction.draws
         raise InputError(f"the promises are of the run's own {own} draws, not of {draws}: leave out --draws, or --sets")
     data = run.task.clients.data
-    x = read_inputs(source, data)
+    owner = None if promise is None or site is None else promise.sites[promise.number(site)]
+    x = read_inputs(source, data, site=owner)
     p = run.predict(x, draws=draws)
     arrays = {"kind": np.array(p.kind), **prediction_arrays(p)}
     if data.class_names:

@@ -17,7 +17,8 @@ from torch import Tensor
 from fedbayes.errors import InputError
 from fedbayes.federation.changes import CAP, CLIP, ROWS, Change, bound_of, change_of, started, trained_parts
 from fedbayes.federation.program import COUNTS, Context, Passed, Program, Stage, Transform
-from fedbayes.posterior.values import Gaussian, Parts, Point, Posterior
+from fedbayes.model.parts import is_static
+from fedbayes.posterior.values import Gaussian, LowRank, Parts, Point, Posterior
 
 MILD = 10.0  # the cap of precision that is on by default where clients are strangers
 BOUNDS = "bounds"
@@ -61,6 +62,29 @@ def with_bounds(program: Program, bounds: Bounds) -> Program:
         pooling=program.pooling._replace(channel=(*program.pooling.channel, *channel)),
         stages=(*program.stages, *stages),
     )
+
+
+def compares(program: Program) -> bool:
+    """Whether uploads are measured against what their clients started from, on their way."""
+    return any(step is not CAPPED_ROWS for step in program.pooling.channel)
+
+
+def counts_rows(program: Program) -> bool:
+    """Whether it matters for how many rows a client counts: to its weight, or to what is averaged by size."""
+    pooling, part = program.pooling, program.prediction.part
+    if any(is_static(name) and rule.weighted for name, rule in pooling.rules.items()):
+        return True
+    if any(stage.uploads and stage.server is None for stage in program.stages):
+        return True  # a stage of the user's own may read the rows of an upload
+    if not any(rule.weighted for rule in pooling.rules.values()):
+        return False
+    sent, weigh = pooling.uploaded(program.initial)[part], pooling.weighting.weigh
+    if isinstance(sent, LowRank):
+        return True  # their covariances are averaged by size
+    if weigh is None:
+        return False
+    one, two = (weigh(sent, program.initial[part], torch.tensor(rows)) for rows in (1, 2))
+    return not torch.equal(one, two)
 
 
 def mildly_bounded(program: Program) -> Program:

@@ -183,7 +183,7 @@ def watch(node: Node, letter: Letter, kept: Kept, like: Parts) -> Letter:
         check_public(node.task.privacy, "fortunes of bets", mend="")
         with quick_cpu(), tensor_cores(node.task.precision):
             made = watch_of(run, name, alpha=head["alpha"], labels=bool(node.label), folder=home)
-            stream = read_stream(Path(node.stream), run, label=node.label)
+            stream = read_stream(Path(node.stream), run, label=node.label, site=name)
             before = made.state.rows
             made.update(stream.x[before:], None if stream.y is None else stream.y[before:])
     except InputError as error:

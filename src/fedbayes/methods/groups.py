@@ -187,6 +187,13 @@ class Robustness(Method):
         kind="server",
     )
 
+    def idle(self, program: Program) -> dict[str, str]:
+        rules = (*program.pooling.rules.values(), *program.pooling.over.values())
+        if any(rule.robust for rule in rules):
+            return super().idle(program)
+        why = f'no robust rule takes anybody for a liar; leave it out, or set {self.ruled_by} = "trimmed_mean"'
+        return super().idle(program) | {"outliers": why}
+
     def wrapped(self, program: Program, setting: Setting) -> Program:
         program = super().wrapped(program, setting)
         if self.buckets is None:

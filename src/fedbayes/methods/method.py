@@ -70,6 +70,10 @@ class Method:
         """Why a run of so many rounds must not stop early, where it must not."""
         return ""
 
+    def idle(self, program: Program) -> dict[str, str]:
+        """Options that change nothing in this program, each with the reason and the mend."""
+        return {}
+
     @property
     def options(self) -> dict[str, Any]:
         """All options by name, defaults included."""

@@ -15,7 +15,7 @@ from fedbayes.federation.program import Personal, Program, Stage
 from fedbayes.federation.sites import mixed_sites
 from fedbayes.methods.groups import IVON, Descent, Newton, Schedule, optimiser_named
 from fedbayes.methods.method import Setting
-from fedbayes.methods.variational import Variational
+from fedbayes.methods.variational import BY_CURVATURE, Variational
 from fedbayes.options import at_least_one, option, options_of, positive, record, up_to_one, with_default
 from fedbayes.posterior.values import Gaussian
 
@@ -40,6 +40,9 @@ class Partitioned(Variational):
         super().check()
         if self.server is not None:
             raise InputError(f"server: in {self.name} the posterior is made of the clients' factors; leave it out")
+
+    def idle(self, program: Program) -> dict[str, str]:
+        return super().idle(program) | ({"initial": BY_CURVATURE} if self.begins_by_curvature else {})
 
     def inner(self, setting: Setting, program: Program) -> Client:
         """The client that finds a posterior from its prior."""
@@ -158,6 +161,9 @@ class FedLapCov(BayesADMM):
         super().check()
         if self.lr_within not in ("constant", "falling"):
             raise InputError(f'lr_within: "{self.lr_within}" is not for fedlap_cov; use "constant" or "falling"')
+
+    def idle(self, program: Program) -> dict[str, str]:
+        return super().idle(program) | {"initial": "its clients train points; leave it out"}
 
     def inner(self, setting: Setting, program: Program) -> Client:
         check_known(setting.likelihood)

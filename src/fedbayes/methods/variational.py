@@ -13,6 +13,7 @@ from fedbayes.clients.optimisers import OPTIMISERS
 from fedbayes.clients.schedules import WITHIN
 from fedbayes.clients.variational import KL_WEIGHTS, VariationalStep, chain_for, initial_scale, variational
 from fedbayes.errors import InputError
+from fedbayes.federation.bounds import compares
 from fedbayes.federation.pooling import check_rules, static_rules
 from fedbayes.federation.program import Pooling, Prediction, Program
 from fedbayes.federation.rule import Rule
@@ -50,6 +51,8 @@ from fedbayes.options import (
 )
 from fedbayes.posterior.values import Gaussian, Parts, Point
 
+BY_CURVATURE = "ivon finds the first scales by the curvature; leave it out, or set beta2 = 0.999, by which it is read"
+UNCOMPARED = ("equal", "size", "discrepancy", "discrepancy_max")  # weightings that don't look at the broadcast
 PRIORS = {"broadcast": "what the server sent", "fixed": "N(0, prior_scale^2)"}
 
 
@@ -131,6 +134,11 @@ class Variational(Refining, Statistics, ServerStep, Newton, Schedule, Descent):
         if self.optimiser == IVON and self.opposite and self.train_draws % 2:
             raise InputError(f"train_draws: opposite draws come in pairs, not {self.train_draws}; make it even")
 
+    @property
+    def begins_by_curvature(self) -> bool:
+        """Whether clients find their first scales themselves."""
+        return self.optimiser == IVON and self.beta2 == 0 and getattr(self, "client", None) is None
+
     def _client(self, setting: Setting, model: Model, prior: str) -> Client:
         private = setting.private_rows
         if private:
@@ -199,6 +207,11 @@ class FedVI(OwnClient, Variational, Robustness):
             rule = rule_named(self.rule)
             object.__setattr__(self, "kl", "1/n" if rule.narrows or rule.needs_reference else "1/all")
         super().check()
+
+    def idle(self, program: Program) -> dict[str, str]:
+        compared = self.prior == "broadcast" or self.weighting not in UNCOMPARED or compares(program)
+        first = {} if compared or not self.begins_by_curvature else dict.fromkeys(("initial", "division"), BY_CURVATURE)
+        return super().idle(program) | first
 
     def compose(self, setting: Setting) -> Program:
         program = self.pooled(

@@ -12,7 +12,7 @@ from fedbayes.errors import InputError
 from fedbayes.experiments.build import build, clients_of, options_of_method, records_of
 from fedbayes.experiments.experiment import Experiment, folder_name, read_whole, to_toml, with_settings
 from fedbayes.files import write_atomically
-from fedbayes.runs import checkpoint, evaluation
+from fedbayes.runs import checkpoint, coding, evaluation
 from fedbayes.runs.home import experiment_in, locked
 from fedbayes.runs.own import OwnFiles
 from fedbayes.runs.recording import CHANGING, CONFIG
@@ -89,6 +89,7 @@ def _steps(folder: Path, before: Experiment, after: Experiment) -> list[Step]:
         home = folder / folder_name(method) if before.methods else folder
         then, now = before.only(method), after.only(method)
         build(now, clients=clients)
+        coding.check_rows(home, clients)
         task, paths = build(then, clients=clients), checkpoint.paths(home)
         steps.append(Step(home, then, now, task, _last(paths[-1], then, now, task) if paths else None))
     return steps

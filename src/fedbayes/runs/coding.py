@@ -45,7 +45,7 @@ def keep_rows(folder: Path, experiment: Experiment, task: Task) -> None:
     path, privacy = folder / ROWS, task.privacy
     sides = ("train", "test") if privacy is None else ("test",) if privacy.public_test else ()
     if path.is_file():
-        _check_rows(folder, task.clients)
+        check_rows(folder, task.clients)
     elif sides:
         write_atomically(path, json.dumps({side: _digest(task.clients, side) for side in sides}) + "\n")
 
@@ -57,7 +57,7 @@ def _digest(clients: Clients, side: str) -> str:
     return checksum(side, {"x": x, "y": y})
 
 
-def _check_rows(folder: Path, clients: Clients) -> None:
+def check_rows(folder: Path, clients: Clients) -> None:
     """Refuse clients whose rows are others than the run's; a folder of before has no digests."""
     path = folder / ROWS
     if not path.is_file():
@@ -78,9 +78,9 @@ def same_clients(experiment: Experiment, folder: Path) -> Clients | None:
         return None
     options = {**experiment.data_options, "coding": str(path)}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*same unit")  # which was said when it was trained
+        warnings.filterwarnings("ignore", message=".* deviations\\)")  # which was said when it was trained
         clients = clients_of(replace(experiment, data_options=options))
-    _check_rows(folder, clients)
+    check_rows(folder, clients)
     return clients
 
 

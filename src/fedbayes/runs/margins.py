@@ -17,6 +17,7 @@ import numpy as np
 
 from fedbayes.runs.numbers import BINS, SLACK, confidences, deviations, kind_of, right, total_scale
 from fedbayes.runs.records import Arrays, RunFiles
+from fedbayes.runs.weighted_survival import scores_of_curves
 
 RESAMPLES = 200
 TAIL = 0.25  # share of the evaluated rounds at whose end a score's movement is measured
@@ -62,7 +63,7 @@ class Margin(NamedTuple):
 def margins(run: RunFiles, measured: Mapping[str, Measured] | None = None) -> dict[str, Margin]:
     """The noise of each of a run's closing scores."""
     arrays = run.evaluation
-    known = "labels" in arrays and ("probs" in arrays or "mean" in arrays)
+    known = "labels" in arrays and not {"probs", "mean", "survival"}.isdisjoint(arrays)
     drawn = resampled(arrays) if known else {}
     labels, none = (arrays["labels"] if known else np.zeros(0)), np.zeros(0)
     measured = {**_by_site(arrays, drawn), **(measured or {})}
@@ -74,7 +75,7 @@ def margins(run: RunFiles, measured: Mapping[str, Measured] | None = None) -> di
 
 
 def _by_site(arrays: Arrays, drawn: Mapping[str, np.ndarray]) -> dict[str, Measured]:
-    """Errors over test rows, as scores by site have them, of what is not resampled here: the scores of survival."""
+    """Errors over test rows, as scores by site have them, of what is not resampled here: ranks of very few rows."""
     if not {"score_names", "score_errors"} <= {*arrays}:
         return {}
     errors = zip(arrays["score_names"].tolist(), arrays["score_errors"].astype(float).tolist())
@@ -123,7 +124,7 @@ def _weights(rows: int) -> np.ndarray:
 
 
 def resampled(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Scores of a prediction under resamples of its rows, those that are means over rows or bins: [resamples] each."""
+    """Scores of a prediction under resamples of its rows: [resamples] each."""
     return scores_under(arrays, _weights(len(arrays["labels"])))
 
 
@@ -137,7 +138,7 @@ def scores_under(arrays: Arrays, weights: np.ndarray) -> dict[str, np.ndarray]:
             means = {name: weights @ rows for name, rows in _of_chances(arrays).items()}
             return means | _by_bins(arrays, weights) | _by_rank(arrays, weights)
         case _:
-            return {}
+            return scores_of_curves(arrays, weights)
 
 
 def _of_normals(arrays: Arrays) -> dict[str, np.ndarray]:

@@ -203,6 +203,6 @@ def mean_record(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     records = list(records)
     scored = [r["test"] for r in records if r.get("test")]
     means = {key: sum(r[key] for r in scored) / len(scored) for key in scored[0]} if scored else {}
-    notes = [note for r in records for note in r.get("notes", ())]
+    notes = [*dict.fromkeys(note for r in records for note in r.get("notes", ()))]
     left_out = {k: why for r in records for k, why in r.get("left_out", {}).items()}
     return {"round": max(r["round"] for r in records), "test": means, "left_out": left_out, "notes": notes}

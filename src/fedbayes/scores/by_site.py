@@ -24,6 +24,7 @@ from fedbayes.scores.additive import SUMS, Sums
 RESAMPLES = 200
 WIDE = 13  # characters of a score with its error in a table
 PAIRED = 500  # rows of a resample where pairs are compared; errors of more rows follow by the root of their number
+NAMED = 8  # sites that a line names
 CELLS = 1 << 21  # rows times resamples that are summed at once
 HIGHER = ("accuracy", "exact_match", "auroc", "aupr", "concordance")  # scores of which more is better
 TARGETS = {"coverage50": 0.5, "coverage90": 0.9}  # scores that should be a number
@@ -96,6 +97,10 @@ class SiteScores:
         whole = (str(self.all[name]).replace(" ", between) for name in self.names)
         table.add_row("all", str(sum(self.rows)), *whole)
         table.add_row("spread", "", *(f"{self.spread(name):.3f}" for name in self.names))
+        if alone := [site for site, rows in zip(self.sites, self.rows) if rows == 1]:
+            more = f" and {len(alone) - NAMED} more" if len(alone) > NAMED else ""
+            table.caption = escape(f"no error can be given where there is one row: {', '.join(alone[:NAMED])}{more}")
+            table.caption_justify = "left"
         return table
 
     def __str__(self) -> str:

@@ -136,6 +136,8 @@ def fit(
     arguments = dict(locals())
     with share(START):
         task = prepare(**arguments)
+    for line in task.idle:
+        warnings.warn(line, stacklevel=3)
     return train(task)
 
 

@@ -43,6 +43,7 @@ from fedbayes.training.defaults import (
     network_for,
     with_class_weights,
 )
+from fedbayes.training.idle import idle_options
 from fedbayes.training.private import Told, check_private, with_privacy
 from fedbayes.training.scheduled import Scheduled, scheduled
 from fedbayes.training.server import server_store
@@ -260,6 +261,7 @@ def prepare(
         monitor=monitor,
         method=method.name,
         optimiser=getattr(method, "optimiser", None),
+        idle=idle_options(method, program, cap_rows, server_data),
         on_round=callbacks_of(on_round),
         validation_sizes=sizes,
         privacy=privacy,

@@ -24,6 +24,7 @@ def record_of(task: Task, order: Order, outcome: Outcome, report: dict[str, Any]
     }
     rows, twins = report.pop("influence", None), report.pop("twins", ())
     attacked = task.program.pooling.attacked
+    first = () if order.round else task.idle
     lied = [] if attacked is None else [k for k in order.cohort if k in attacked.clients]
     return {
         "round": order.round + 1,
@@ -37,7 +38,7 @@ def record_of(task: Task, order: Order, outcome: Outcome, report: dict[str, Any]
         **_influence(task, outcome, rows, twins),
         **report,
         **{name: count + int(report.get(name, 0)) for name, count in moved.items()},  # stages may have moved more
-        **({"notes": notes} if (notes := task.engine.take_notes()) else {}),
+        **({"notes": notes} if (notes := [*first, *task.engine.take_notes()]) else {}),
     }
 
 

@@ -101,11 +101,12 @@ class Run:
         with tensor_cores("float32"):
             return predict_with(self.task, self.parts, self.stored(x), draws=draws)
 
-    def stored(self, x: Any) -> Tensor:
-        """Inputs in the dtype of the training inputs, checked; tables are coded as the training rows were."""
+    def stored(self, x: Any, site: str | None = None) -> Tensor:
+        """Inputs in the dtype of the training inputs, checked; tables are coded as the training rows were, of `site`
+        where they do not say whose rows they are."""
         data = self.task.clients.data
         if data.coding is not None and (is_frame(x) or isinstance(x, str | Path | Mapping)):
-            x = coded(x, data.coding)
+            x = coded(x, data.coding, site)
         if isinstance(data.prepare, Fields) and has_fields(x):
             x = data.prepare.pack(x)
         x = torch.as_tensor(native(x) if isinstance(x, np.ndarray) else x)

@@ -105,6 +105,7 @@ class Task:
     elsewhere: Callable[[Federation], Iterator[tuple[int, Sums]]] | None = None  # personal models on other machines
     method: str = ""  # its name
     optimiser: str | None = None  # of its clients, where it has one
+    idle: tuple[str, ...] = ()  # what is to be said of options that were set and change nothing
     on_round: tuple[OnRound, ...] = ()
     validation_sizes: Tensor | None = None  # rows of each client among those held out; None: there are none
     privacy: PrivateRun | None = None  # how it is private, where it is
