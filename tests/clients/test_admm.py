@@ -170,6 +170,21 @@ def test_quadratics_of_which_all_is_known_take_one_round(who: Any, rho: float) -
     assert record["sites_apart"] < 1e-6
 
 
+@pytest.mark.parametrize("unlike", [False, True], ids=["alike", "unlike"])
+def test_a_full_covariance_takes_one_round_whatever_the_axes(unlike: bool) -> None:
+    """`laplace` is the same recursion with rho = alpha = gamma = 1 and whole matrices, of which nothing is missing."""
+    pairs = correlated(0.97, unlike=unlike)
+    run = fit(
+        nn.Linear(5, 1, bias=False), from_clients(pairs, kind="real"), likelihood=normal(1.0), rounds=1,
+        method=fb.methods.laplace(prior="fixed", prior_scale=1.0),
+    )  # fmt: skip
+    x, y = (torch.cat(rows).double() for rows in zip(*pairs))
+    covariance = torch.linalg.inv(x.T @ x + torch.eye(5))
+    q = run.posterior
+    torch.testing.assert_close(q.mean.double(), (covariance @ x.T @ y)[:, 0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(q.covariance.double(), covariance, rtol=0, atol=1e-5)
+
+
 def test_a_temperature_makes_rows_count_more() -> None:
     pairs = sites()
     q, _ = trained(pairs, SCALE, 60, rho=0.5, gamma=1.0, temperature=0.25)
