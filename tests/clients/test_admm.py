@@ -147,6 +147,19 @@ def test_high_correlations_do_not_throw_off_sites_that_follow_slowly(
 @pytest.mark.parametrize("rho", [0.1, 1.0, 10.0])
 def test_no_setting_leaves_for_good_where_clients_are_unlike(rho: float, gamma: float, alpha: float | None) -> None:
     """After many rounds means are no further away than before. Where they left, they doubled in as many, or more."""
+    away = distances(rho=rho, gamma=gamma, alpha=alpha)
+    assert away[120] < 0.02 + away[60], away
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.3])
+def test_the_server_does_not_follow_whoever_came(rho: float) -> None:
+    """With a small alpha it is about the mean of clients: that of one who came alone would be all that it has."""
+    away = distances(task={"dropout": 0.4}, rho=rho, gamma=1.0, alpha=0.05)
+    assert away[120] < 0.02 + away[60], away
+
+
+def distances(**options: Any) -> dict[int, float]:
+    """How far means are from those of all rows after each of 120 rounds, in scales."""
     pairs = correlated(0.97, unlike=True)
     mean, scale = pooled(pairs, 1.0)
     away = {}
@@ -154,8 +167,8 @@ def test_no_setting_leaves_for_good_where_clients_are_unlike(rho: float, gamma: 
     def seen(number: int, q: Gaussian) -> None:
         away[number] = float(((q.mean.double() - mean) / scale).abs().max())
 
-    trained(pairs, 1.0, 120, rho=rho, gamma=gamma, alpha=alpha, seen=seen)
-    assert away[120] < 0.02 + away[60], away
+    trained(pairs, 1.0, 120, seen=seen, **options)
+    return away
 
 
 @pytest.mark.parametrize("rho", [0.1, 1.0, 10.0])
