@@ -151,6 +151,18 @@ def test_no_setting_leaves_for_good_where_clients_are_unlike(rho: float, gamma: 
     assert away[120] < 0.02 + away[60], away
 
 
+@pytest.mark.parametrize("rho", [0.45, 0.7])
+def test_sites_that_are_known_do_not_overshoot_under_the_product(rho: float) -> None:
+    """With alpha = gamma = 1 and rho < 1, changes were of up to clients * rho times the precision that held a mean."""
+    random, pairs = torch.Generator().manual_seed(1), []
+    for _ in range(8):
+        x = 0.03**0.5 * torch.randn(40, 2, generator=random) + 0.97**0.5 * torch.randn(40, 1, generator=random)
+        pairs.append((x, x.sum(1, keepdim=True) + torch.randn(40, 1, generator=random)))
+    q, _ = trained(pairs, 1.0, 40, rho=rho, gamma=1.0, alpha=1.0)
+    mean, scale = pooled(pairs, 1.0)
+    torch.testing.assert_close((q.mean.double() - mean) / scale, torch.zeros_like(mean), rtol=0, atol=0.05)
+
+
 @pytest.mark.parametrize("rho", [0.1, 0.3])
 def test_the_server_does_not_follow_whoever_came(rho: float) -> None:
     """With a small alpha it is about the mean of clients: that of one who came alone would be all that it has."""

@@ -83,7 +83,7 @@ def partitioned(inner: Client, *, tilts: bool = False, begins: bool = False) -> 
         if tilts:
             least = LEAST * options["prior_scale"].double() ** -2
             fitted = less_precise(fitted, state.held.others, least)
-        apart = further(q, state.held, rho) if tilts else 0.0
+        apart = further(q, fitted, state.held, rho) if tilts else 0.0
         upload = towards(q, fitted, options["damping"].double(), fall, apart)
         if PRIVATE_CLIP in options:
             upload = shortened(q, upload, WITHIN * options[PRIVATE_CLIP].double())
@@ -133,15 +133,16 @@ def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor, least: Tensor, 
     return Tilt(*(t.to(dtype) for t in (pull, precision, held, torch.zeros_like(held))))
 
 
-def further(q: Gaussian, held: Tilt, rho: Tensor) -> Tensor:
+def further(q: Gaussian, fitted: Gaussian, held: Tilt, rho: Tensor) -> Tensor:
     """How much more precision a mean was found under than its scale: so much more the shift changes for its way.
 
-    So that the change is what the client has found where curvatures are diagonal; and for others no more than twice
-    the precision that held the mean (1 + rho times for rho < 1), beyond which reflections would leave for good.
+    So that the change is what the client has found where curvatures are diagonal; and for a curvature that the factor
+    knew before, no more than twice the precision that held the mean (1 + rho times for rho < 1), beyond which
+    reflections would leave for good.
     """
-    whole = q.scale.double().square().reciprocal()
-    most = (1 + rho.clamp(max=1)) * (whole - held.held.double()) - whole
-    return torch.minimum((held.precision - held.held).double(), most.clamp(min=0))
+    whole, new = (value.scale.double().square().reciprocal() for value in (q, fitted))
+    own, known = whole - held.held.double(), held.precision.double() + (new - whole).clamp(max=0)
+    return (held.precision - held.held).double() - (known - rho.clamp(max=1) * own).clamp(min=0)
 
 
 def times_counted(info: Info) -> Tensor:
