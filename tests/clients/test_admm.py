@@ -147,6 +147,31 @@ def test_high_correlations_do_not_throw_off_sites_that_follow_slowly(
 @pytest.mark.parametrize("rho", [0.1, 1.0, 10.0])
 def test_no_setting_leaves_for_good_where_clients_are_unlike(rho: float, gamma: float, alpha: float | None) -> None:
     """After many rounds means are no further away than before. Where they left, they doubled in as many, or more."""
+    away = distances(rho=rho, gamma=gamma, alpha=alpha)
+    assert away[120] < 0.02 + away[60], away
+
+
+@pytest.mark.parametrize("rho", [0.45, 0.7])
+def test_sites_that_are_known_do_not_overshoot_under_the_product(rho: float) -> None:
+    """With alpha = gamma = 1 and rho < 1, changes were of up to clients * rho times the precision that held a mean."""
+    random, pairs = torch.Generator().manual_seed(1), []
+    for _ in range(8):
+        x = 0.03**0.5 * torch.randn(40, 2, generator=random) + 0.97**0.5 * torch.randn(40, 1, generator=random)
+        pairs.append((x, x.sum(1, keepdim=True) + torch.randn(40, 1, generator=random)))
+    q, _ = trained(pairs, 1.0, 40, rho=rho, gamma=1.0, alpha=1.0)
+    mean, scale = pooled(pairs, 1.0)
+    torch.testing.assert_close((q.mean.double() - mean) / scale, torch.zeros_like(mean), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.3])
+def test_the_server_does_not_follow_whoever_came(rho: float) -> None:
+    """With a small alpha it is about the mean of clients: that of one who came alone would be all that it has."""
+    away = distances(task={"dropout": 0.4}, rho=rho, gamma=1.0, alpha=0.05)
+    assert away[120] < 0.02 + away[60], away
+
+
+def distances(**options: Any) -> dict[int, float]:
+    """How far means are from those of all rows after each of 120 rounds, in scales."""
     pairs = correlated(0.97, unlike=True)
     mean, scale = pooled(pairs, 1.0)
     away = {}
@@ -154,8 +179,8 @@ def test_no_setting_leaves_for_good_where_clients_are_unlike(rho: float, gamma: 
     def seen(number: int, q: Gaussian) -> None:
         away[number] = float(((q.mean.double() - mean) / scale).abs().max())
 
-    trained(pairs, 1.0, 120, rho=rho, gamma=gamma, alpha=alpha, seen=seen)
-    assert away[120] < 0.02 + away[60], away
+    trained(pairs, 1.0, 120, seen=seen, **options)
+    return away
 
 
 @pytest.mark.parametrize("rho", [0.1, 1.0, 10.0])
@@ -168,6 +193,21 @@ def test_quadratics_of_which_all_is_known_take_one_round(who: Any, rho: float) -
     torch.testing.assert_close(q.mean.double(), mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(q.scale.double(), scale, rtol=1e-4, atol=0)
     assert record["sites_apart"] < 1e-6
+
+
+@pytest.mark.parametrize("unlike", [False, True], ids=["alike", "unlike"])
+def test_a_full_covariance_takes_one_round_whatever_the_axes(unlike: bool) -> None:
+    """`laplace` is the same recursion with rho = alpha = gamma = 1 and whole matrices, of which nothing is missing."""
+    pairs = correlated(0.97, unlike=unlike)
+    run = fit(
+        nn.Linear(5, 1, bias=False), from_clients(pairs, kind="real"), likelihood=normal(1.0), rounds=1,
+        method=fb.methods.laplace(prior="fixed", prior_scale=1.0),
+    )  # fmt: skip
+    x, y = (torch.cat(rows).double() for rows in zip(*pairs))
+    covariance = torch.linalg.inv(x.T @ x + torch.eye(5))
+    q = run.posterior
+    torch.testing.assert_close(q.mean.double(), (covariance @ x.T @ y)[:, 0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(q.covariance.double(), covariance, rtol=0, atol=1e-5)
 
 
 def test_a_temperature_makes_rows_count_more() -> None:

@@ -56,6 +56,7 @@ def test_a_comparison_goes_on_as_a_whole(tmp_path):
         ({"rounds": 0}, "rounds: the run has 1 already; give more"),
         ({"settings": ["clients=3"]}, "only the method's options that are numbers can change"),
         ({"settings": ["epochs=3"]}, "epochs: it shapes what is trained"),
+        ({"settings": ["prior_scale=0.1"]}, "prior_scale: it shapes what is trained"),  # it is in the first broadcast
         ({"settings": ["lr=-1"]}, "lr"),
         ({"settings": ["lr=0.02", "damping=-1"]}, "damping"),  # which is of the second method of a comparison
     ],
@@ -67,6 +68,12 @@ def test_what_can_not_change_is_refused_and_nothing_is_written(tmp_path, options
     with pytest.raises(InputError, match=says):
         change(tmp_path / "run", **options)
     assert held == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+
+
+def test_how_sites_follow_can_not_change_for_they_are_kept_about_a_share_of_the_mean(tmp_path):
+    run(Experiment(**COMMON | {"method": "bayes_admm"}, rounds=1, options=OPTIONS), tmp_path / "run")
+    with pytest.raises(InputError, match="gamma: it shapes what is trained"):
+        change(tmp_path / "run", settings=["gamma=0.1"])
 
 
 CUT = [((), writes) for writes in range(5)] + [(("fedavg", "pvi"), writes) for writes in (3, 5, 7)]

@@ -64,6 +64,23 @@ def test_a_posterior_goes_on_as_it_was():
     assert torch.equal(begun.posterior.scale, first.posterior.scale)
 
 
+@pytest.mark.parametrize("method", ["pvi", "bayes_admm", "fedlap_cov"])
+def test_where_a_prior_is_sent_first_clients_begin_at_the_given_weights(method):
+    """The prior stays, so that rows count once; training used to begin at the network's own weights."""
+    first = fitted("fedavg", rounds=20)
+    prior = fitted(method, init=first, rounds=0).posterior
+    assert not prior.mean.any()
+    nll = [fitted(method, init=init, rounds=1).scores()["nll"] for init in (None, first)]
+    assert nll[1] < 0.9 * nll[0]
+
+
+def test_laplace_begins_at_the_given_weights_under_its_own_prior():
+    first = fb.fit(nn.Linear(3, 2), CLIENTS, method="fedavg", rounds=1)
+    begun = fb.fit(nn.Linear(3, 2), CLIENTS, method="laplace", rounds=0, init=first).posterior
+    assert torch.equal(begun.mean, first.posterior.mean)
+    torch.testing.assert_close(begun.covariance, torch.eye(len(begun.mean)))
+
+
 def test_what_does_not_fit_is_named(tmp_path):
     first = fitted("fedavg", rounds=0)
     whole = first.state_dict()

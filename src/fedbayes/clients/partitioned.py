@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ def partitioned(inner: Client, *, tilts: bool = False, begins: bool = False) -> 
     """
 
     def start(own: Own, info: Info) -> State:
-        factor = here({name: own[name].double() for name in ("precision", "shift")}, info)
+        factor = about({name: own[name].double() for name in ("precision", "shift")}, -carried(info))
         q, first, fresh = _gaussian(info.broadcast), info.constants[FIRST], info.round == 0
         at = Gaussian(torch.where(fresh, first.mean, q.mean), torch.where(fresh, first.scale, q.scale), q.layout)
         begun = inner.start(own, info._replace(broadcast={**info.broadcast, "model": at}))
@@ -82,16 +83,15 @@ def partitioned(inner: Client, *, tilts: bool = False, begins: bool = False) -> 
         if tilts:
             least = LEAST * options["prior_scale"].double() ** -2
             fitted = less_precise(fitted, state.held.others, least)
-        apart = further(q, state.held, rho) if tilts else 0.0
+        apart = further(q, fitted, state.held, rho) if tilts else 0.0
         upload = towards(q, fitted, options["damping"].double(), fall, apart)
         if PRIVATE_CLIP in options:
             upload = shortened(q, upload, WITHIN * options[PRIVATE_CLIP].double())
         # The factor takes the change as it is sent, rounded as the rule does: it is what the server adds.
         before, after = _naturals(q), _as_added(upload)
-        own = {name: state.factor[name] + rho * (after[name] - before[name]) for name in state.factor}
-        own = here(own, info, -1)
+        factor = {name: state.factor[name] + rho * (after[name] - before[name]) for name in state.factor}
         metrics = {**done.metrics, "primal_residual": _distance(fitted, q)} if tilts else done.metrics
-        return Upload({**done.parts, "model": upload}, own, metrics)
+        return Upload({**done.parts, "model": upload}, about(factor, carried(info)), metrics)
 
     def nothing(broadcast: Parts) -> Own:
         zero = torch.zeros_like(broadcast["model"].mean, dtype=torch.float64)
@@ -107,10 +107,14 @@ def seen(held: Gaussian | Tilt, info: Info) -> Info:
     return info._replace(broadcast={**info.broadcast, "model": held})
 
 
-def here(factor: dict[str, Tensor], info: Info, sign: int = 1) -> dict[str, Tensor]:
-    """A factor as it was kept where the broadcast has carried it; `sign` -1: as it is kept."""
-    way = info.options["carried"].double() * _gaussian(info.broadcast).mean.double()
-    return {**factor, "shift": factor["shift"] + sign * factor["precision"] * way}
+def carried(info: Info) -> Tensor:
+    """The share of q's mean that the shifts of kept factors are about."""
+    return info.options["carried"].double() * _gaussian(info.broadcast).mean.double()
+
+
+def about(factor: Mapping[str, Tensor], centre: Tensor) -> dict[str, Tensor]:
+    """Natural parameters whose shift is about a centre: precision * (mean - centre)."""
+    return {**factor, "shift": factor["shift"] - centre * factor["precision"]}
 
 
 def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor, least: Tensor, counted: Tensor) -> Tilt:
@@ -129,15 +133,16 @@ def tilt_of(q: Gaussian, factor: dict[str, Tensor], rho: Tensor, least: Tensor, 
     return Tilt(*(t.to(dtype) for t in (pull, precision, held, torch.zeros_like(held))))
 
 
-def further(q: Gaussian, held: Tilt, rho: Tensor) -> Tensor:
+def further(q: Gaussian, fitted: Gaussian, held: Tilt, rho: Tensor) -> Tensor:
     """How much more precision a mean was found under than its scale: so much more the shift changes for its way.
 
-    So that the change is what the client has found where curvatures are diagonal; and for others no more than twice
-    the precision that held the mean (1 + rho times for rho < 1), beyond which reflections would leave for good.
+    So that the change is what the client has found where curvatures are diagonal; and for a curvature that the factor
+    knew before, no more than twice the precision that held the mean (1 + rho times for rho < 1), beyond which
+    reflections would leave for good.
     """
-    whole = q.scale.double().square().reciprocal()
-    most = (1 + rho.clamp(max=1)) * (whole - held.held.double()) - whole
-    return torch.minimum((held.precision - held.held).double(), most.clamp(min=0))
+    whole, new = (value.scale.double().square().reciprocal() for value in (q, fitted))
+    own, known = whole - held.held.double(), held.precision.double() + (new - whole).clamp(max=0)
+    return (held.precision - held.held).double() - (known - rho.clamp(max=1) * own).clamp(min=0)
 
 
 def times_counted(info: Info) -> Tensor:

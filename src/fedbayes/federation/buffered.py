@@ -25,9 +25,14 @@ from fedbayes.noise import address
 ASLEEP = 4096  # clients met asleep that are remembered until they wake
 
 
+def buffer_of(options: BufferOptions, cohort: int) -> int:
+    """The answers that a round is closed on."""
+    return max(1, cohort // 10) if options.buffer is None else options.buffer
+
+
 def waiting_of(options: BufferOptions, program: Program, *, clients: int, cohort: int, dropout: float = 0.0) -> Waiting:
     """The options for a program and a federation, checked."""
-    buffer = max(1, cohort // 10) if options.buffer is None else options.buffer
+    buffer = buffer_of(options, cohort)
     if buffer > cohort:
         raise InputError(f"buffer: {buffer} answers can't close a round of {cohort} clients on their way; lower it")
     staleness = options.staleness or ("none" if program.pooling.as_sent else "sqrt")

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbayes.clients.partitioned import about
 from fedbayes.federation.encodings import DWC_FLOOR
-from fedbayes.federation.program import Context, Stage
+from fedbayes.federation.program import Context, Order, Stage
 from fedbayes.posterior.values import Gaussian, Parts, Point, map_tensors
 
 SITES = "sites"
@@ -22,8 +23,9 @@ def mixed_sites(
     """eta = (1 - alpha) mean_k eta_k + alpha (eta_prior + sum of all clients' sites), where uploads are damped.
 
     Its state is the sum of the sites, those of absent clients included: of what is sent, rho times the change is added.
-    Shifts are about the share `carried` of the broadcast's mean, as clients keep them. With alpha = rho = 1, and
-    nothing carried, it is the product that was pooled.
+    By the mean no client moves the server by more than 1 / clients of the round, however few of them came: with a small
+    alpha it would else follow whoever came, and leave for good. Shifts are about the share `carried` of the broadcast's
+    mean, as clients keep them. With alpha = rho = 1, and nothing carried, it is the product that was pooled.
     """
 
     def init(parts: Parts) -> Naturals:
@@ -34,11 +36,12 @@ def mixed_sites(
         q = context.order.broadcast[part]
         assert isinstance(q, Gaussian)
         old, change = naturals(q), changes(context, part)
-        way, count = carried * q.mean.double(), damping * context.outcome.counted
-        kept = {**change, "shift": change["shift"] - way * change["precision"]}
+        centre = carried * q.mean.double()
+        count = damping * max(context.outcome.counted, (1 - alpha) * asked(context.order))
+        kept = about(change, centre)
         sites = {name: state[name] + rho * kept[name] for name in state}
-        shift = sites["shift"] + way * sites["precision"]
-        product = {"precision": sites["precision"] + prior_scale**-2, "shift": shift}
+        whole = about(sites, -centre)
+        product = {**whole, "precision": whole["precision"] + prior_scale**-2}
         mean = {name: old[name] + change[name] / count for name in old}
         mixed = {name: (1 - alpha) * mean[name] + alpha * product[name] for name in old}
         moved, floored = gaussian(mixed, q)
@@ -50,6 +53,11 @@ def mixed_sites(
         return {**parts, part: moved}, sites, report
 
     return Stage(SITES, init, apply)
+
+
+def asked(order: Order) -> int:
+    """The clients of a round, whether or not they came."""
+    return len(order.cohort) + len(order.dropped)
 
 
 def naturals(q: Gaussian) -> Naturals:

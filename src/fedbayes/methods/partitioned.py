@@ -32,7 +32,8 @@ class Partitioned(Variational):
     optimiser: str = with_default(Variational, "optimiser", default=IVON)
     train_draws: int = with_default(Variational, "train_draws", default=2)
     kl: str = with_default(Variational, "kl", default="1/n")
-    prior_scale: float = with_default(Variational, "prior_scale", default=0.5)
+    # It is in the first broadcast, and factors follow from it: no run can go on with another.
+    prior_scale: float = option("standard deviation of the prior", positive, default=0.5, kind="server")
     lr_within: str = with_default(Schedule, "lr_within", default="falling")
     lr: float = with_default(Descent, "lr", default=0.2)
 
@@ -58,7 +59,7 @@ class Partitioned(Variational):
         by_curvature = self.optimiser == IVON
         begins = by_curvature and self.beta2 == 0
         client = partitioned(inner, tilts=by_curvature or bool(stages), begins=begins)
-        told = {"cohort": float(setting.cohort), **scalars}
+        told = {"cohort": float(setting.cohort), "prior_scale": self.prior_scale, **scalars}
         return program._replace(
             client=client,
             pooling=program.pooling._replace(as_sent=KEEPS_FACTORS.format(self.name), clips_itself=True),
@@ -119,7 +120,8 @@ class BayesADMM(Partitioned):
     rho: float | None = option(
         "strength of the pull to the server's posterior; None: 1 / clients", positive, default=None, kind="server"
     )
-    gamma: float = option("share of a client's change that its site takes", up_to_one, default=1.0, kind="scalar")
+    # No run can go on with another: sites are kept about a share of the mean that it sets.
+    gamma: float = option("share of a client's change that its site takes", up_to_one, default=1.0, kind="server")
     alpha: float | None = option(
         "share of the product of sites in the server's posterior; None: 1 / (1 + clients * rho)",
         up_to_one,
@@ -152,7 +154,7 @@ class FedLapCov(BayesADMM):
     }
     lr: float = with_default(Descent, "lr", default=0.05)
     optimiser: str = with_default(Descent, "optimiser", default="sgd")
-    prior_scale: float = with_default(Variational, "prior_scale", default=0.3)
+    prior_scale: float = with_default(Partitioned, "prior_scale", default=0.3)
     rho: float | None = with_default(BayesADMM, "rho", default=1.0)
     gamma: float = with_default(BayesADMM, "gamma", default=0.2)
     probe: int = option("rows in a projection of the curvature", at_least_one, default=8)

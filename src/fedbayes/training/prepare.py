@@ -45,12 +45,12 @@ from fedbayes.training.defaults import (
 )
 from fedbayes.training.idle import idle_options
 from fedbayes.training.private import Told, check_private, with_privacy
-from fedbayes.training.scheduled import Scheduled, scheduled
+from fedbayes.training.scheduled import Scheduled, is_stale, scheduled
 from fedbayes.training.server import server_store
 from fedbayes.training.settings import CLIENTS, METHOD, ROWS, Bounding, Judging, Privacy, Scheduling, Training
-from fedbayes.training.task import OnRound, Task, callbacks_of, initial_of
+from fedbayes.training.task import OnRound, Task, callbacks_of
 from fedbayes.training.tested import Finished
-from fedbayes.training.warm import starting_parts, weights_at_home
+from fedbayes.training.warm import begun_with, weights_at_home
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -198,7 +198,7 @@ def prepare(
         int(clients.sizes.max()),
         size,
         len(clients),
-        schedule == "buffered",
+        is_stale(schedule, schedule_options, size),
         wanted.private == ROWS,
         data.x[-1:].to(where),
     )
@@ -215,7 +215,7 @@ def prepare(
     told = Told(rounds, evaluate_every)
     program, privacy = with_privacy(program, wanted, clients.sizes, size, told, cap_rows)
     if init is not None:
-        program = program._replace(initial=initial_of(program, starting_parts(program, init), where))
+        program = begun_with(program, init, where)
     check_streaming(program)
     program, targets = attacked(program, clients, attack, attackers, attack_strength, seed)
     program, scheduler = scheduled(

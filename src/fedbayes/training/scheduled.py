@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbayes.data import Clients
 from fedbayes.errors import InputError
-from fedbayes.federation.buffered import buffered, waiting_of
+from fedbayes.federation.buffered import buffer_of, buffered, waiting_of
 from fedbayes.federation.delays import Delays, Population
 from fedbayes.federation.program import Program
 from fedbayes.federation.schedule import Scheduler, synchronous
@@ -30,6 +30,11 @@ class Scheduled(NamedTuple):
     schedule_options: Mapping[str, Any]
     delays: str | None
     delay_options: Mapping[str, Any]
+
+
+def is_stale(schedule: str, options: Mapping[str, Any], cohort: int) -> bool:
+    """Whether a round may add answers to older broadcasts: it is closed while clients are still on their way."""
+    return schedule == BUFFERED and buffer_of(record_of(BufferOptions, options, "schedule_options"), cohort) < cohort
 
 
 def scheduled(method: str, program: Program, clients: Clients, given: Scheduled) -> tuple[Program, Scheduler]:

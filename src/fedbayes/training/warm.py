@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedbayes.clients.partitioned import FIRST
 from fedbayes.errors import InputError, one_line
 from fedbayes.federation.program import Program
 from fedbayes.files import FAULTS, size_of
@@ -19,8 +20,22 @@ from fedbayes.model.adapted import is_adapted
 from fedbayes.model.adapted_layers import B
 from fedbayes.model.model import Model
 from fedbayes.model.parts import is_static
-from fedbayes.posterior.values import Gaussian, Parts, Point, Posterior
+from fedbayes.posterior.values import FullGaussian, Gaussian, Parts, Point, Posterior
 from fedbayes.training.modules import module_of
+from fedbayes.training.task import initial_of
+
+
+def begun_with(program: Program, init: Any, device: torch.device) -> Program:
+    """The program that begins with it. Where the first broadcast is a prior, that stays: training starts elsewhere."""
+    first = program.constants.get(FIRST)
+    if first is None:
+        return program._replace(initial=initial_of(program, starting_parts(program, init), device))
+    part = program.prediction.part
+    at = program._replace(initial={**program.initial, part: first})
+    parts = initial_of(at, starting_parts(at, init), device)
+    return program._replace(
+        initial={**parts, part: program.initial[part]}, constants={**program.constants, FIRST: parts[part]}
+    )
 
 
 def starting_parts(program: Program, init: Any) -> Mapping[str, Posterior]:
@@ -127,7 +142,7 @@ def _named(parts: Parts) -> dict[str, Tensor]:
 
 def _as_kind_of(ours: Posterior, theirs: Posterior) -> Posterior:
     same = ours.mean.shape == theirs.mean.shape
-    if type(ours) is type(theirs) or not same or not isinstance(ours, Point | Gaussian):
+    if type(ours) is type(theirs) or not same or not isinstance(ours, Point | Gaussian | FullGaussian):
         return theirs  # checked where it is taken up
     return replace(ours, mean=theirs.mean.to(ours.mean))
 
