@@ -7,6 +7,7 @@ from io import BytesIO
 
 import pytest
 import torch
+from few_rows import fallbacks
 from torch import Tensor, nn
 
 import fedbayes as fb
@@ -170,7 +171,7 @@ EVERY = [  # clients of one size need no mask: the network with all that a mask 
 @pytest.mark.parametrize(("method", "network", "sizes"), EVERY)
 def test_loop_and_stacked_agree_to_rounding(network: str, method: str, sizes: list[int]) -> None:
     loop, stacked = one_round(network, method, "loop", sizes), one_round(network, method, "stacked", sizes)
-    assert stacked.journal[0].get("notes") is None, "the stacked engine fell back"
+    assert not fallbacks(*stacked.journal), "the stacked engine fell back"
     same(loop, stacked, 1e-9)
     assert loop.journal[0]["train"] == pytest.approx(stacked.journal[0]["train"], rel=1e-6)
 
@@ -187,7 +188,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_traced_step_is_the_step(method: str, without_kernels: None) -> None:
     network = "batchnorm, dropout" if method in KINDS else "mlp"
     eager, traced = (one_round(network, method, "stacked", UNEQUAL, compile=how) for how in ("off", "on"))
-    assert traced.journal[0].get("notes") is None, "compilation fell back"
+    assert not fallbacks(*traced.journal), "compilation fell back"
     same(eager, traced, 1e-9)
 
 
@@ -209,7 +210,7 @@ def test_steps_compiled_beside_a_run_are_the_steps(
     monkeypatch.setattr("fedbayes.engine.compiled.Beside", AtOnce)
     runs = [one_round("mlp", method, "stacked", UNEQUAL, compile=how, rounds=2) for how in ("off", "soon")]
     switch = "steps run compiled from round 2 on, eagerly before: the same to rounding only"
-    assert runs[1].journal[0].get("notes") is None
+    assert not fallbacks(runs[1].journal[0])
     assert set(runs[1].journal[1]["notes"]) == {switch}
     same(*runs, 1e-9)
 
@@ -447,7 +448,7 @@ def _as_graph(steps: Steps, carry: Callable[..., object], *args: object) -> obje
 
 
 def notes_of(run: fb.Run) -> list[str]:
-    return [note for record in run.journal for note in record.get("notes", ())]
+    return fallbacks(*run.journal)
 
 
 COLD = {"temperature": 0.0, "input_noise": 0.0}
