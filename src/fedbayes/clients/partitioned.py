@@ -44,9 +44,9 @@ def partitioned(inner: Client, *, tilts: bool = False, begins: bool = False) -> 
     Gaussian, which needs a positive precision. Means are then not held by the whole cavity, but by a part of q's
     precision, one for each time that the server adds what its clients have changed on average, and by the factor's own
     where that is more; where a mean stays, it comes to the same. In means, the product of sites is so reached by
-    Douglas and Rachford's splitting, with damping as its relaxation: it settles for any convex losses. With cavities it
-    is Jacobi's iteration, by diagonals alone, which leaves for good where many weights are correlated, as those of a
-    network. Where the server goes ahead of the factors, these are carried along by a share `carried` of its way: a
+    Douglas and Rachford's splitting, with damping as its relaxation: at a fixed precision it settles for convex losses.
+    With cavities it is Jacobi's iteration, by diagonals alone, which leaves for good where many weights are correlated,
+    as those of a network. Where the server goes ahead of the factors, these are carried along by a share `carried` of its way: a
     factor's `shift` is kept about that share of q's mean.
     `begins`: in the first round others are taken to add as much precision as this client begins with; else scales would
     be as wide as the few rows of one client allow.
