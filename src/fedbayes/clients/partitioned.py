@@ -46,8 +46,8 @@ def partitioned(inner: Client, *, tilts: bool = False, begins: bool = False) -> 
     where that is more; where a mean stays, it comes to the same. In means, the product of sites is so reached by
     Douglas and Rachford's splitting, with damping as its relaxation: at a fixed precision it settles for convex losses.
     With cavities it is Jacobi's iteration, by diagonals alone, which leaves for good where many weights are correlated,
-    as those of a network. Where the server goes ahead of the factors, these are carried along by a share `carried` of its way: a
-    factor's `shift` is kept about that share of q's mean.
+    as those of a network. Where the server goes ahead of the factors, these are carried along by a share `carried` of
+    its way: a factor's `shift` is kept about that share of q's mean.
     `begins`: in the first round others are taken to add as much precision as this client begins with; else scales would
     be as wide as the few rows of one client allow.
     In a private run the change is shortened before the factor takes it: both hold the same.
