@@ -21,6 +21,12 @@ def test_parts_are_shared_out_by_size_where_there_are_cores():
     assert several.shared_out([100, 90], 64) == [[0, 1]]  # too little for another process
 
 
+def test_processes_and_their_helpers_are_no_more_than_there_are_cores():
+    for cores in range(1, 130):
+        assert several.processes_on(cores) * several.helpers_on(cores) <= max(cores, several.processes_on(cores))
+    assert [several.helpers_on(cores) for cores in (1, 2, 4, 16, 64)] == [1, 2, 2, 2, 8]
+
+
 def first(t):
     return [(t.cos() + torch.arange(3.0)).sin()]
 
@@ -102,3 +108,22 @@ def test_no_process_outlives_a_fault(monkeypatch):
     with pytest.raises(RuntimeError, match="no compiler"):
         several.made(parts(), {"cpp.threads": 2})
     assert [one.done for one in ended] == [True]
+
+
+@pytest.mark.usefixtures("_two")
+def test_a_process_that_waits_compiles_the_first_part_and_the_others_are_ended(monkeypatch):
+    begun, own = [], several.Waiting
+    monkeypatch.setattr(several, "Waiting", lambda helpers: begun.append(own(helpers)) or begun[-1])
+    monkeypatch.setattr(several, "cores", lambda: 6)
+    with several.begun("cuda") as waiting:
+        assert waiting == begun
+        assert len(begun) == 2
+        checked(several.made(parts(), {"cpp.threads": 1}, waiting))
+        assert len(waiting) == 1
+    assert len(begun) == 2
+    assert sorted(one.process.returncode for one in begun) == [-9, 0]
+
+
+def test_where_nothing_is_shared_nobody_waits():
+    with several.begun("cpu") as waiting:
+        assert not waiting

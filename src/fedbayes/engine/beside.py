@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -29,18 +29,46 @@ from fedbayes.engine.compiler import kernels
 from fedbayes.engine.kept import INDUCTOR, keep_programs
 
 
+class Waiting:
+    """A process that loads the compiler while there is nothing to compile yet; `helpers`: that make kernels for it."""
+
+    def __init__(self, helpers: int | None = None) -> None:
+        keep_programs()
+        words = [sys.executable, "-c", f"from {__name__} import serve; serve({os.getpid()})"]
+        # Its packages are found where ours are. A session of its own: Ctrl-C is for the run, which then ends it.
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        if helpers is not None:
+            env["TORCHINDUCTOR_COMPILE_THREADS"] = str(helpers)
+        # No pipe: the compiler's own helpers would hold it open.
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self.said,
+            env=env,
+            start_new_session=True,
+        )
+
+    def end(self) -> None:
+        """Stop it: there was nothing for it."""
+        self.process.kill()
+        self.process.communicate()
+
+
 class Beside:
     """A process that compiles and keeps the parts of a step, graphs and shapes. It ends with this one, or when told.
 
-    There is none where a run before has kept them already, by a mark on disk. `helpers` False: it makes kernels
-    itself, one by one, where by default processes of its own do on a GPU.
+    There is none where a run before has kept them already, by a mark on disk. `begin` gives the process.
     """
 
     def __init__(
-        self, parts: Sequence[tuple[GraphModule, Any]], options: dict[str, Any], *, helpers: bool = True
+        self,
+        parts: Sequence[tuple[GraphModule, Any]],
+        options: dict[str, Any],
+        begin: Callable[[], Waiting] = Waiting,
     ) -> None:
         keep_programs()
-        self._helpers = helpers
         self._process: subprocess.Popen[bytes] | None = None
         self._unsent: str | None = None
         try:
@@ -49,29 +77,13 @@ class Beside:
             self._unsent = f"the step can't be sent to another process: {error}"
             return
         self._mark = Path(os.environ[INDUCTOR]) / f"beside-{_digest(letter)}"
-        if not self._mark.exists():
-            self._process = self._begun(letter)
-
-    def _begun(self, letter: bytes) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-c", f"from {__name__} import serve; serve({os.getpid()})"]
-        # Its packages are found where ours are. A session of its own: Ctrl-C is for the run, which then ends it.
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        if not self._helpers:
-            env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-        # No pipe: the compiler's own helpers would hold it open.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._said,
-            env=env,
-            start_new_session=True,
-        )
+        if self._mark.exists():
+            return
+        begun = begin()
+        self._process, self._said = begun.process, begun.said
         # Waits until it begins to read, and until it ends.
-        self._waiting = threading.Thread(target=process.communicate, args=(letter,), daemon=True)
+        self._waiting = threading.Thread(target=self._process.communicate, args=(letter,), daemon=True)
         self._waiting.start()
-        return process
 
     def wait(self) -> None:
         """Until it is done."""
@@ -105,8 +117,12 @@ class Beside:
 def serve(parent: int) -> None:
     """Compile what comes in by standard input; the last line of standard error says what went wrong."""
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    import torch._inductor.compile_fx  # what takes longest to load, before there is anything to read
+
+    from fedbayes.engine.compiler import begin_helpers
     from fedbayes.model import stacked_convolution  # noqa: F401  its operations
 
+    begin_helpers("cuda" if torch.cuda.is_available() else "cpu")
     try:
         parts, options = read(sys.stdin.buffer)
         for part in parts:

@@ -13,11 +13,11 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fedbayes.engine.beside import Beside, plain
+from fedbayes.engine.beside import Beside, Waiting, plain
 from fedbayes.engine.clock import COMPILE, share
 from fedbayes.engine.compiler import begin_helpers, kernels
 from fedbayes.engine.repeats import Part, cut
-from fedbayes.engine.several import made
+from fedbayes.engine.several import begun, made
 from fedbayes.model.recomputation import noted_blocks, peak, recompute
 
 SMALL = 2**23  # numbers of the largest tensor of a step whose launches are joined: up to there it was measured
@@ -39,13 +39,16 @@ class Compiled:
     long as it takes to run them once on tensors without content. What Inductor makes of it is kept on disk, by the
     graph, its constants, shapes, threads and versions: the next process takes it from there, equal in every bit.
     `kernels` False: the operations are run one by one as they were traced. `again`: activations of the network's marked
-    blocks are computed again for the backward pass.
+    blocks are computed again for the backward pass. `deep`: there will be enough to compile for several processes.
     """
 
-    def __init__(self, step: Callable[..., Any], *, kernels: bool = True, again: bool = False) -> None:
+    def __init__(
+        self, step: Callable[..., Any], *, kernels: bool = True, again: bool = False, deep: bool = False
+    ) -> None:
         self.step = step
         self.kernels = kernels
         self.again = again
+        self.deep = deep
         self.beside: dict[Any, tuple[Program, Beside]] = {}  # what another process compiles
         self._programs: dict[Any, tuple[Callable[..., Any], Any]] = {}
 
@@ -53,9 +56,9 @@ class Compiled:
         """step(*arguments)."""
         leaves, structure, places, inputs, key = _taken_apart(arguments)
         if key not in self._programs:
-            with share(COMPILE):
+            with share(COMPILE), begun(_device(inputs) if self.deep else "") as waiting:
                 program = self._program(leaves, places, structure, inputs)
-                self._programs[key] = self._ready(program)
+                self._programs[key] = self._ready(program, waiting)
         run, out = self._programs[key]
         with torch.no_grad():
             return tree_unflatten(list(run(*inputs)), out)
@@ -94,7 +97,7 @@ class Compiled:
 
     def _program(self, leaves: list[Any], places: list[int], structure: Any, inputs: list[Tensor]) -> Program:
         """The traced function of the tensors at these places of the leaves."""
-        device = next((t.device.type for t in inputs), "cpu")
+        device = _device(inputs)
         if self.kernels:
             begin_helpers(device)
         # Two inputs that are one tensor now, as at a round's start, may be two at the next call.
@@ -109,9 +112,10 @@ class Compiled:
             return Program([Part(plain(graph), shapes)], itemgetter(0), out, options)
         return Program([Part(plain(one), given) for one, given in pieces.parts], pieces.run, out, options)
 
-    def _ready(self, program: Program) -> tuple[Callable[..., Any], Any]:
-        ready = made(program.parts, program.options) if self.kernels else [part.graph for part in program.parts]
-        return program.join(ready), program.out
+    def _ready(self, program: Program, waiting: list[Waiting]) -> tuple[Callable[..., Any], Any]:
+        if self.kernels:
+            return program.join(made(program.parts, program.options, waiting)), program.out
+        return program.join([part.graph for part in program.parts]), program.out
 
     def _trace(
         self, leaves: list[Any], places: list[int], structure: Any, inputs: list[Tensor]
@@ -152,6 +156,10 @@ def traced(flat: Callable[..., Any], inputs: list[Tensor], *, again: bool) -> Gr
     recompute(module.graph, blocks)
     module.recompile()
     return module
+
+
+def _device(inputs: list[Tensor]) -> str:
+    return next((t.device.type for t in inputs), "cpu")
 
 
 def _taken_apart(arguments: tuple[Any, ...]) -> tuple[list[Any], Any, list[int], list[Tensor], Any]:

@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from fedbayes.engine.beside import Beside
+from fedbayes.engine.beside import Beside, Waiting
 from fedbayes.engine.compiler import kernels
 from fedbayes.engine.repeats import Part, computes
 
 CORES = 2  # for a process: while it reads Python's libraries others do too
 MOST = 8  # processes
+EARLY = 4  # other processes that begin before there is anything to compile: of deep networks' steps few have more
 OPERATIONS = 150  # that are worth a process, which takes seconds to begin
 
 
-def made(parts: Sequence[Part], options: dict[str, Any]) -> list[Callable[..., Any]]:
+@contextmanager
+def begun(device: str) -> Iterator[list[Waiting]]:
+    """Processes that load the compiler while a step is traced, on a GPU with cores for them; unused ones are ended."""
+    there = min(EARLY, processes_on(cores()) - 1) if device == "cuda" else 0
+    waiting = [Waiting(helpers_on(cores())) for _ in range(there)]
+    try:
+        yield waiting
+    finally:
+        for one in waiting:
+            one.end()
+
+
+def made(
+    parts: Sequence[Part], options: dict[str, Any], waiting: list[Waiting] | None = None
+) -> list[Callable[..., Any]]:
     """The parts compiled. What other processes have made is found on disk; what they could not make is tried here.
 
-    Parts that do nothing but take views are left as they are.
+    Parts that do nothing but take views are left as they are. Processes that are `waiting` are taken from the list.
     """
     worth = [n for n, part in enumerate(parts) if computes(part)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     groups = [
-        [worth[n] for n in group] for group in shared_out([len(parts[n].graph.graph.nodes) for n in worth], cores)
+        [worth[n] for n in group] for group in shared_out([len(parts[n].graph.graph.nodes) for n in worth], cores())
     ]
-    others = [Beside([parts[n] for n in group], options, helpers=False) for group in groups[1:]]
+
+    def begin() -> Waiting:
+        return waiting.pop() if waiting else Waiting(helpers_on(cores()))
+
+    others = [Beside([parts[n] for n in group], options, begin) for group in groups[1:]]
     ready: dict[int, Callable[..., Any]] = {n: part.graph for n, part in enumerate(parts) if n not in worth}
     try:
         for n in groups[0]:
@@ -41,9 +60,24 @@ def made(parts: Sequence[Part], options: dict[str, Any]) -> list[Callable[..., A
     return [ready[n] for n in range(len(parts))]
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processes_on(cores: int) -> int:
+    """How many processes share the parts of a step at most, this one among them."""
+    return max(1, min(MOST, cores // CORES))
+
+
+def helpers_on(cores: int) -> int:
+    """How many kernels each of them makes at once."""
+    return max(1, cores // processes_on(cores))
+
+
 def shared_out(sizes: Sequence[int], cores: int) -> list[list[int]]:
     """Who compiles which parts, this process first: each next largest by whoever has least to do."""
-    processes = max(1, min(MOST, cores // CORES, len(sizes), sum(sizes) // OPERATIONS))
+    processes = max(1, min(processes_on(cores), len(sizes), sum(sizes) // OPERATIONS))
     groups: list[list[int]] = [[] for _ in range(processes)]
     work = [0] * processes
     for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):

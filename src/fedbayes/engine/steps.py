@@ -21,6 +21,7 @@ from fedbayes.engine.room import shortage
 from fedbayes.engine.together import Clients, NotStackable, apart, first_words, joined
 from fedbayes.engine.work import Work
 from fedbayes.model.convolution import compiled
+from fedbayes.model.model import Model
 from fedbayes.model.trees import mapped
 from fedbayes.noise import Tape
 
@@ -54,12 +55,14 @@ BY_HAND = "by hand"  # a backward pass of our own for chains of linear maps, see
 
 REFUSED = object()  # in place of a graph that could not be made
 SMALL = 2**24  # numbers: of more, what is done once a round takes the device longer than the calls
+DEEP = 40  # weights and biases of a network whose step is compiled by several processes
 
 
 class Steps:
     """Executes the steps of a phase in a mode; where one fails, the next takes over for good and a note says why.
 
-    `soon`: steps that are not compiled yet are run as they are meanwhile, and compiled in a process beside this one.
+    `soon`: steps that are not compiled yet are run as they are meanwhile, and compiled in a process beside this one,
+    which is asked in the second round: the first does not wait for the trace.
     """
 
     def __init__(self, mode: str = "eager", *, again: bool = False, soon: bool = False) -> None:
@@ -71,6 +74,7 @@ class Steps:
         self.soon = soon
         self._meanwhile = Steps(CAPTURED if mode == "graph" else "eager", again=again) if soon else None
         self._there: set[Any] = set()  # of which work the steps are compiled
+        self._rounds = 0  # that have begun
 
     def run(self, work: Work, state: Any) -> Any:
         """The state after all steps of the work's table."""
@@ -106,6 +110,7 @@ class Steps:
 
     def look(self, number: int) -> None:
         """Before a round begins: use what has been compiled beside the last ones, once all of it is there."""
+        self._rounds += 1
         steps = [step for step in self._cache.values() if isinstance(step, Compiled) and step.beside]
         if not steps or not all(beside.done for step in steps for _, beside in step.beside.values()):
             return
@@ -185,9 +190,10 @@ class Steps:
         """Whether the steps of this work are compiled; if not, a process beside this one begins to."""
         key = (id(work.phase.step), repr(work.together), work.table.live is None, work.table.rows.shape[-1])
         if key not in self._there:
+            ask = self.soon and self._rounds > 1
             with compiled(stacked=work.together.size > 1):
                 step = self._step(work)
-                if isinstance(step, Compiled) and not step.there(*self._once(work, state)[1], ask=self.soon):
+                if isinstance(step, Compiled) and not step.there(*self._once(work, state)[1], ask=ask):
                     return False
             self._there.add(key)
         return True
@@ -227,7 +233,8 @@ class Steps:
         if key not in self._cache:
             made = stacked_step if form is None else drawn.slopes
             step, kernels = made(work.phase, work.together, masked), self.mode not in (TRACED, CAPTURED)
-            self._cache[key] = Compiled(step, kernels=kernels, again=self.again)
+            deep = kernels and not self.again and tensors_of(work.phase.step) >= DEEP
+            self._cache[key] = Compiled(step, kernels=kernels, again=self.again, deep=deep)
         return self._cache[key]
 
     def _form(self, work: Work) -> forms.Bayes | IvonStep | None:
@@ -252,6 +259,12 @@ class Steps:
                     step = one_by_one(step)
                 self._cache[key] = Graph(step, work, state, many)
         return self._cache[key](work, state)
+
+
+def tensors_of(step: Any) -> int:
+    """How many tensors the weights of a step's network are; 0 for a step without one."""
+    model = getattr(step, "model", None)
+    return sum(len(layout.names) for layout in model.layouts.values()) if isinstance(model, Model) else 0
 
 
 def _is_small(inputs: Any) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedbayes.model.convolution import replaced, side_by_side
-from fedbayes.model.max_pool import pools
+from fedbayes.model.pools import pools
 from fedbayes.model.tracing import alone, takes_own_functions
 from fedbayes.noise import Tape
 

@@ -1,4 +1,4 @@
-"""Max-pools of clients side by side on a GPU as plain operations, which are fused with what stands around them."""
+"""Pools of clients side by side on a GPU as plain operations, which are fused with what stands around them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,21 @@ USUAL = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": Fals
 
 
 def pools(x: Tensor) -> dict[Any, Any]:
-    """Max-pools that networks on this input's device do our way."""
-    return dict.fromkeys((F.max_pool2d, torch.max_pool2d), max_pool2d) if x.is_cuda else {}
+    """Pools that networks on this input's device do our way."""
+    if not x.is_cuda:
+        return {}
+    return {**dict.fromkeys((F.max_pool2d, torch.max_pool2d), max_pool2d), F.adaptive_avg_pool2d: adaptive_avg_pool2d}
+
+
+def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
+    """F.adaptive_avg_pool2d; to one number of each channel as a plain mean.
+
+    Where channels lie last PyTorch's changes the strides of its result in place, client by client: what is traced then
+    holds for the memory of that trace alone.
+    """
+    if pair(output_size) == (1, 1):
+        return input.mean((-2, -1), keepdim=True)
+    return F.adaptive_avg_pool2d(input, output_size)
 
 
 def max_pool2d(input: Tensor, kernel_size: Any, stride: Any = None, *args: Any, **kwargs: Any) -> Any:

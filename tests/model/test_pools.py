@@ -1,4 +1,4 @@
-"""Max-pools of clients side by side on a GPU: PyTorch's in values and gradients, and nothing is added to places."""
+"""Pools of clients side by side on a GPU: PyTorch's in values and gradients, and nothing is added to places."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedbayes.model import interception, max_pool
+from fedbayes.model import interception, pools
 
 SHAPES = {"odd": ((4, 3, 13, 15), 2), "threes": ((2, 3, 9, 10), 3), "oblong": ((2, 2, 4, 6), (2, 3))}
 OTHERS: dict[str, dict[str, Any]] = {
@@ -23,7 +23,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(max_pool, "side_by_side", lambda x: True)
+    monkeypatch.setattr(pools, "side_by_side", lambda x: True)
 
 
 def images(shape: tuple[int, ...]) -> Tensor:
@@ -45,28 +45,28 @@ def slopes(pool: Any, x: Tensor, **options: Any) -> Tensor:
 def test_values_and_gradients_are_pytorchs_of_equal_numbers_too(name: str) -> None:
     shape, size = SHAPES[name]
     x = images(shape)
-    assert torch.equal(max_pool.max_pool2d(x[0], size), F.max_pool2d(x[0], size))
-    ours, theirs = (slopes(pool, x, kernel_size=size) for pool in (max_pool.max_pool2d, F.max_pool2d))
+    assert torch.equal(pools.max_pool2d(x[0], size), F.max_pool2d(x[0], size))
+    ours, theirs = (slopes(pool, x, kernel_size=size) for pool in (pools.max_pool2d, F.max_pool2d))
     assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_windows_that_are_not_side_by_side_are_pytorchs_own(name: str) -> None:
     x = images((2, 3, 9, 9))
-    assert torch.equal(max_pool.max_pool2d(x[0], **OTHERS[name]), F.max_pool2d(x[0], **OTHERS[name]))
-    traced = make_fx(lambda t: max_pool.max_pool2d(t, **OTHERS[name]))(x[0])
+    assert torch.equal(pools.max_pool2d(x[0], **OTHERS[name]), F.max_pool2d(x[0], **OTHERS[name]))
+    traced = make_fx(lambda t: pools.max_pool2d(t, **OTHERS[name]))(x[0])
     assert "max_pool2d_with_indices" in str(traced.code)
 
 
 def test_what_is_no_number_comes_through() -> None:
     x = images((1, 1, 4, 4))[0]
     x[0, 0, 0, 1] = torch.nan
-    torch.testing.assert_close(max_pool.max_pool2d(x, 2), F.max_pool2d(x, 2), equal_nan=True)
+    torch.testing.assert_close(pools.max_pool2d(x, 2), F.max_pool2d(x, 2), equal_nan=True)
 
 
 def test_a_network_calls_it_and_its_trace_adds_to_no_places() -> None:
     layer = torch.nn.MaxPool2d(2)
-    handlers = {F.max_pool2d: max_pool.max_pool2d}
+    handlers = {F.max_pool2d: pools.max_pool2d}
 
     def loss(x: Tensor) -> Tensor:
         with interception.Interception(handlers):
@@ -75,3 +75,27 @@ def test_a_network_calls_it_and_its_trace_adds_to_no_places() -> None:
     traced = make_fx(vmap(grad(loss)), tracing_mode="fake")(images((2, 3, 6, 6)))
     met = {str(node.target) for node in traced.graph.nodes}
     assert not [name for name in met if "max_pool" in name or "scatter" in name]
+
+
+@pytest.mark.parametrize("size", [1, (1, 1), 2, (None, 1)], ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_an_adaptive_mean_is_pytorchs(size: Any, last: bool) -> None:
+    x = images((5, 6, 4, 4)) + 0.25
+    x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if last else x
+    assert torch.equal(pools.adaptive_avg_pool2d(x[0], size), F.adaptive_avg_pool2d(x[0], size))
+    ours, theirs = (slopes(pool, x, output_size=size) for pool in (pools.adaptive_avg_pool2d, F.adaptive_avg_pool2d))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", [F.adaptive_avg_pool2d, F.max_pool2d], ids=lambda f: f.__name__)
+def test_no_strides_are_changed_in_place_where_channels_lie_last(name: Any) -> None:
+    layer = torch.nn.AdaptiveAvgPool2d(1) if name is F.adaptive_avg_pool2d else torch.nn.MaxPool2d(2)
+    handlers = {name: getattr(pools, name.__name__)}
+
+    def loss(x: Tensor) -> Tensor:
+        with interception.Interception(handlers):
+            return layer(x).flatten(1).sin().sum()
+
+    x = images((5, 4, 4, 6)).permute(0, 1, 4, 2, 3)
+    traced = make_fx(vmap(grad(loss)), tracing_mode="fake")(x)
+    assert not [node for node in traced.graph.nodes if "as_strided" in str(node.target)]
