@@ -33,6 +33,10 @@ PFEDPF = {
     " standardised": "whether pixels are standardised is not said",
     DEEP: "a rate of .01 and averaged statistics do not train this network",
 }
+FLOWS = {
+    "pf2": "the flow's rate is not printed, and at 1e-3 it stops half way",
+    "pf4": "neither rate nor prior of the flow are printed; this one stops half way",
+}
 CAUSES = (
     Cause(
         FEDUAB,
@@ -67,11 +71,9 @@ CAUSES = (
     *(
         Cause(("pfedpf-2", "pfedpf-3"), "row", f"{method}-pf", f"{method}-{flow}", why)
         for method in ("FedAvg", "FedPer", "LG-FedAvg")
-        for flow, why in {
-            "pf2": "the flow's rate is not printed, and at 1e-3 it stops half way",
-            "pf4": "neither rate nor prior of the flow are printed; this one stops half way",
-        }.items()
+        for flow, why in FLOWS.items()
     ),
+    *(Cause(("pfedpf-1",), "row", "FedAvg, pf", f"FedAvg, {flow}", why) for flow, why in FLOWS.items()),
 )
 
 
