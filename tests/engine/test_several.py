@@ -97,6 +97,19 @@ def test_what_cannot_be_sent_to_another_process_is_compiled_here(monkeypatch):
 
 
 @pytest.mark.usefixtures("_two")
+def test_where_no_process_can_be_begun_all_is_compiled_here(monkeypatch):
+    def full(*args, **options):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(beside.subprocess, "Popen", full)
+    monkeypatch.setattr(several, "cores", lambda: 6)
+    assert beside.Beside(parts(), {}).fault == "no process can be begun: Resource temporarily unavailable"
+    with several.begun("cuda") as waiting:
+        assert not waiting
+        checked(several.made(parts(), {"cpp.threads": 1}, waiting))
+
+
+@pytest.mark.usefixtures("_two")
 def test_no_process_outlives_a_fault(monkeypatch):
     ended, own = [], beside.Beside.end
     monkeypatch.setattr(beside.Beside, "end", lambda self: ended.append(self) or own(self))

@@ -79,7 +79,11 @@ class Beside:
         self._mark = Path(os.environ[INDUCTOR]) / f"beside-{_digest(letter)}"
         if self._mark.exists():
             return
-        begun = begin()
+        try:
+            begun = begin()
+        except OSError as error:
+            self._unsent = f"no process can be begun: {error.strerror}"
+            return
         self._process, self._said = begun.process, begun.said
         # Waits until it begins to read, and until it ends.
         self._waiting = threading.Thread(target=self._process.communicate, args=(letter,), daemon=True)

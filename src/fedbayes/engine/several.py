@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from fedbayes.engine.beside import Beside, Waiting
@@ -21,7 +21,10 @@ OPERATIONS = 150  # that are worth a process, which takes seconds to begin
 def begun(device: str) -> Iterator[list[Waiting]]:
     """Processes that load the compiler while a step is traced, on a GPU with cores for them; unused ones are ended."""
     there = min(EARLY, processes_on(cores()) - 1) if device == "cuda" else 0
-    waiting = [Waiting(helpers_on(cores())) for _ in range(there)]
+    waiting: list[Waiting] = []
+    with suppress(OSError):
+        for _ in range(there):
+            waiting.append(Waiting(helpers_on(cores())))
     try:
         yield waiting
     finally:
