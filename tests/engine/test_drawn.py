@@ -58,13 +58,22 @@ def network(name: str) -> nn.Module:
     torch.manual_seed(1)
     if name == "convolution":
         return Counting()
-    return nn.Sequential(nn.Flatten(), nn.Linear(77, 20), nn.Tanh(), nn.Linear(20, 7), nn.ReLU(), nn.Linear(7, 3))
+    if name == "without biases":
+        layers = nn.Linear(77, 40, bias=False), nn.Sigmoid(), nn.Linear(40, 3, bias=False)
+    elif name == "linear":
+        layers = (nn.Linear(77, 3),)
+    else:
+        layers = nn.Linear(77, 20), nn.Tanh(), nn.Linear(20, 7), nn.ReLU(), nn.Linear(7, 3)
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
-def clients(sizes: list[int]) -> fb.data.Clients:
+def clients(sizes: list[int], kind: str = "classes") -> fb.data.Clients:
     random = torch.Generator().manual_seed(0)
     pairs = [(torch.randn(n, 77, generator=random), torch.randint(3, (n,), generator=random)) for n in sizes]
-    return from_clients(pairs, test=pairs[0], kind="classes", classes=3)
+    if kind == "real":
+        pairs = [(x, torch.randn(len(x), 3, generator=random)) for x, _ in pairs]
+        return from_clients(pairs, test=pairs[0], kind=kind)
+    return from_clients(pairs, test=pairs[0], kind=kind, classes=3)
 
 
 def method(**options: Any) -> Any:
@@ -94,14 +103,21 @@ def watch(monkeypatch: pytest.MonkeyPatch, look: Any) -> list[Any]:
     return found
 
 
-def gap(work: Work, state: Any, noise: Tensor) -> float:
-    """The largest difference of a state after all steps, relative where values are large."""
+def ways(work: Work) -> list[Any]:
+    """The steps by a gradient of any network, and of a chain those by the fused kernels."""
+    program, form = drawn.slopes(work.phase, work.together, work.table.live is not None), forms.drawn_chain(work.phase)
     assert forms.drawn(work.phase) is work.phase.step
+    assert (form is None) == (isinstance(work.phase.step.model.module, Counting))
+    either = [drawn.stepping(work.phase, work.together, program)]
+    return either if form is None else [*either, drawn.on_chain(form, work.phase.step)]
+
+
+def gap(work: Work, state: Any, noise: Tensor) -> float:
+    """The largest difference of a state after all steps of each way, relative where values are large."""
     plain = stacked_step(work.phase, work.together, work.table.live is not None)
-    program = drawn.slopes(work.phase, work.together, work.table.live is not None)
-    theirs = all_steps(work, state, one_by_one(plain), noise)
-    ours = all_steps(work, own_copy(state), drawn.stepping(work.phase, work.together, program), noise)
-    pairs = zip(tree_leaves(ours), tree_leaves(theirs), strict=True)
+    theirs = tree_leaves(all_steps(work, state, one_by_one(plain), noise))
+    ours = [tree_leaves(all_steps(work, own_copy(state), several, noise)) for several in ways(work)]
+    pairs = [pair for leaves in ours for pair in zip(leaves, theirs, strict=True)]
     return max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in pairs)
 
 
