@@ -220,7 +220,7 @@ class Steps:
     def _step(self, work: Work) -> Callable[..., Any]:
         masked, form = work.table.live is not None, self._form(work)
         if isinstance(form, forms.Bayes):
-            return drawn.on_chain(form, work.phase.step) if form.drawn else fused.stepping(form)
+            return drawn.on_chain(form, work.phase) if form.drawn else fused.stepping(form)
         if self.mode in ("eager", ROWWISE, BY_HAND) or (self.mode == CAPTURED and not self.again):
             return stacked_step(work.phase, work.together, masked)
         key = (id(work.phase.step), repr(work.together), masked, form is not None)

@@ -201,10 +201,10 @@ def stepping(phase: Phase, together: Clients, program: Program) -> Callable[...,
     return several
 
 
-def on_chain(form: Bayes, step: ivon.IvonStep) -> Callable[..., Learner]:
+def on_chain(form: Bayes, phase: Phase) -> Callable[..., Learner]:
     """As `stepping`, where `fused.fits`: the gradient by its kernels, and all weights as one piece."""
-    layout = step.model.layouts["model"]
-    slopes_of, whole = fused.slopes(form), Piece(0, layout)
+    step: Any = phase.step
+    slopes_of, whole = fused.slopes(form), Piece(0, step.model.layouts["model"])
 
     def several(state: Learner, xs: Tensor, ys: Tensor, flags: Any, noise: Tensor, at: Tensor, info: Info) -> Learner:
         mean = state.vectors["mean"]

@@ -103,9 +103,7 @@ def _batch(form: Bayes, xs: Tensor, ys: Tensor, live: Tensor | None, at: Tensor)
     return Batch(x, ys[:, 0], None if live is None else live[:, 0], at)
 
 
-def _run(
-    form: Bayes, state: Learner, vectors: tuple[Tensor, Tensor], b: Batch, noise: Tensor, info: Info
-) -> None:
+def _run(form: Bayes, state: Learner, vectors: tuple[Tensor, Tensor], b: Batch, noise: Tensor, info: Info) -> None:
     """A step from these vectors; of draws of the weights the second is what their gradient is written to."""
     kernels, (mean, spread_of) = _kernels(), vectors
     (clients, batch, _), rows = b.x.shape, form.draws * b.x.shape[1]
@@ -168,7 +166,8 @@ def _run(
             prior[0].stride(0) if prior[0].dim() > 1 else 0, prior[1].stride(0) if prior[1].dim() > 1 else 0,
             IN=layer.inputs, OUT=layer.outputs, OUTS=_padded(layer.outputs), TILE=NARROW, FIRST=first,
             BIAS=layer.bias, ACT="" if first else form.between[number - 1], FIXED=form.prior != "broadcast",
-            MOMENTUM=form.momentum, MOVES=not form.drawn, AVERAGE=form.newton is not None and form.newton.curvature == "average",
+            MOMENTUM=form.momentum, MOVES=not form.drawn,
+            AVERAGE=form.newton is not None and form.newton.curvature == "average",
             IMPLICIT=form.newton is not None and form.newton.implicit, FARTHEST=ivon.FARTHEST, SAID=ivon.LEAST_SAID,
             MASKED=counts is not None, **shape,
         )  # fmt: skip

@@ -289,8 +289,9 @@ def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, se
              IN: tl.constexpr, OUT: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr, FIRST: tl.constexpr,
              BIAS: tl.constexpr, ACT: tl.constexpr, FIXED: tl.constexpr, MOMENTUM: tl.constexpr,
              MOVES: tl.constexpr, AVERAGE: tl.constexpr, IMPLICIT: tl.constexpr, FARTHEST: tl.constexpr,
-             SAID: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr,
-             B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
+             SAID: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr,
+             R: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+             KIND: tl.constexpr):  # fmt: skip
     """A tile of a layer's weights moves a step, or its gradient is stored; the slopes of its inputs go to the layer
     below."""
     k = tl.program_id(0).to(tl.int64)
