@@ -203,13 +203,13 @@ def numbers(form: Bayes, state: Learner, at: Tensor, live: Tensor | None, info: 
     steps, clients = len(at), len(state.steps)
     table = torch.empty(steps, clients, 9 if form.drawn else 8, dtype=torch.float32, device=at.device)
     begun = table.new_empty(steps, clients)
-    weight = KL_WEIGHTS[form.kl](Batch(at, at, None, at[:, None]), info).expand(steps, clients)
+    weight = KL_WEIGHTS[form.kl](Batch(at, at, None, at[0]), info)  # the same in all steps of a round
     memory = options["beta2" if newton.remembers else "curvature_memory"]
-    given = (options["lr"], options["beta1"], memory, options["least_curvature"], options["prior_scale"])
+    given = (weight, options["lr"], options["beta1"], memory, options["least_curvature"], options["prior_scale"])
     columns = [_by_client(value) for value in (*given, info.round, info.batches[0])]
     _kernels().numbers[(clients,)](
-        table, begun, weight, *columns, state.steps, at, live, *weight.stride(), *(c.stride(0) for c in columns),
-        STEPS=steps, K=clients, EPOCHS=form.epochs, FALLING=form.falling, REMEMBERS=newton.remembers,
+        table, begun, *columns, state.steps, at, live, *(column.stride(0) for column in columns), steps,
+        K=clients, EPOCHS=form.epochs, FALLING=form.falling, REMEMBERS=newton.remembers,
         BEGINNING=ivon.BEGINNING, SINGLE=ivon.SINGLE, STEADY=ivon.STEADY, MASKED=live is not None, DRAWN=form.drawn,
     )  # fmt: skip
     return table, begun

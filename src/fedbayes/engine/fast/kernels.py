@@ -42,12 +42,13 @@ def _scale(value, numbers, k, KIND: tl.constexpr):
 
 @triton.jit
 def numbers(table, begins, weights, rates, beta1, memories, leasts, prior_scales, rounds, batches, steps, at, live,
-            weight_step, weight_stride, rate_stride, beta_stride, memory_stride, least_stride, prior_stride,
-            round_stride, batch_stride, STEPS: tl.constexpr, K: tl.constexpr, EPOCHS: tl.constexpr,
-            FALLING: tl.constexpr, REMEMBERS: tl.constexpr, BEGINNING: tl.constexpr, SINGLE: tl.constexpr,
-            STEADY: tl.constexpr, MASKED: tl.constexpr, DRAWN: tl.constexpr):  # fmt: skip
-    """What a client's steps of IVON are made with; of draws of the weights (DRAWN) as drawn_kernel.py has it."""
+            weight_stride, rate_stride, beta_stride, memory_stride, least_stride, prior_stride, round_stride,
+            batch_stride, count, K: tl.constexpr, EPOCHS: tl.constexpr, FALLING: tl.constexpr,
+            REMEMBERS: tl.constexpr, BEGINNING: tl.constexpr, SINGLE: tl.constexpr, STEADY: tl.constexpr,
+            MASKED: tl.constexpr, DRAWN: tl.constexpr):  # fmt: skip
+    """What `count` steps of IVON are made with; of draws of the weights (DRAWN) as drawn_kernel.py has it."""
     k = tl.program_id(0).to(tl.int64)
+    weight = tl.load(weights + k * weight_stride).to(tl.float32)
     first_rate = tl.load(rates + k * rate_stride).to(tl.float32)
     beta = tl.load(beta1 + k * beta_stride).to(tl.float32)
     memory = tl.load(memories + k * memory_stride).to(tl.float32)
@@ -58,8 +59,7 @@ def numbers(table, begins, weights, rates, beta1, memories, leasts, prior_scales
     done = tl.load(steps + k)
     held = 1.0 / (prior * prior)
     decay = tl.log(beta)
-    for s in range(STEPS):
-        weight = tl.load(weights + s * weight_step + k * weight_stride).to(tl.float32)
+    for s in range(count):
         here = tl.load(at + s).to(tl.float32)
         rate = first_rate
         if FALLING:
