@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import fedbayes as fb
+from fedbayes.clients.ivon import IvonStep
 from fedbayes.data import from_clients
-from fedbayes.engine.fast import drawn, forms
+from fedbayes.engine.fast import drawn, forms, fused
 from fedbayes.engine.steps import Steps, one_by_one, stacked_step
-from fedbayes.engine.work import Work
+from fedbayes.engine.work import Table, Work
 from fedbayes.experiments.experiment import Experiment
 from fedbayes.posterior.layout import Layout
 from fedbayes.runs.folder import resume, run
@@ -58,13 +59,22 @@ def network(name: str) -> nn.Module:
     torch.manual_seed(1)
     if name == "convolution":
         return Counting()
-    return nn.Sequential(nn.Flatten(), nn.Linear(77, 20), nn.Tanh(), nn.Linear(20, 7), nn.ReLU(), nn.Linear(7, 3))
+    if name == "without biases":
+        layers = nn.Linear(77, 40, bias=False), nn.Sigmoid(), nn.Linear(40, 3, bias=False)
+    elif name == "linear":
+        layers = (nn.Linear(77, 3),)
+    else:
+        layers = nn.Linear(77, 20), nn.Tanh(), nn.Linear(20, 7), nn.ReLU(), nn.Linear(7, 3)
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
-def clients(sizes: list[int]) -> fb.data.Clients:
+def clients(sizes: list[int], kind: str = "classes") -> fb.data.Clients:
     random = torch.Generator().manual_seed(0)
     pairs = [(torch.randn(n, 77, generator=random), torch.randint(3, (n,), generator=random)) for n in sizes]
-    return from_clients(pairs, test=pairs[0], kind="classes", classes=3)
+    if kind == "real":
+        pairs = [(x, torch.randn(len(x), 3, generator=random)) for x, _ in pairs]
+        return from_clients(pairs, test=pairs[0], kind=kind)
+    return from_clients(pairs, test=pairs[0], kind=kind, classes=3)
 
 
 def method(**options: Any) -> Any:
@@ -94,30 +104,43 @@ def watch(monkeypatch: pytest.MonkeyPatch, look: Any) -> list[Any]:
     return found
 
 
-def gap(work: Work, state: Any, noise: Tensor) -> float:
-    """The largest difference of a state after all steps, relative where values are large."""
+def ways(work: Work) -> list[Any]:
+    """The steps by a gradient of any network, and of a chain those by the fused kernels."""
+    program, form = drawn.slopes(work.phase, work.together, work.table.live is not None), forms.drawn_chain(work.phase)
     assert forms.drawn(work.phase) is work.phase.step
+    assert (form is None) == (isinstance(work.phase.step.model.module, Counting))
+    either = [drawn.stepping(work.phase, work.together, program)]
+    return either if form is None else [*either, drawn.on_chain(form, work.phase)]
+
+
+def gap(work: Work, state: Any, noise: Tensor) -> float:
+    """The largest difference of a state after all steps of each way, relative where values are large."""
     plain = stacked_step(work.phase, work.together, work.table.live is not None)
-    program = drawn.slopes(work.phase, work.together, work.table.live is not None)
-    theirs = all_steps(work, state, one_by_one(plain), noise)
-    ours = all_steps(work, own_copy(state), drawn.stepping(work.phase, work.together, program), noise)
-    pairs = zip(tree_leaves(ours), tree_leaves(theirs), strict=True)
+    theirs = tree_leaves(all_steps(work, state, one_by_one(plain), noise))
+    ours = [tree_leaves(all_steps(work, own_copy(state), several, noise)) for several in ways(work)]
+    pairs = [pair for leaves in ours for pair in zip(leaves, theirs, strict=True)]
     return max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in pairs)
 
 
 @pytest.mark.parametrize(
-    ("name", "case", "sizes"),
+    ("name", "case", "sizes", "kind"),
     [
-        *(("chain", case, [12, 3, 7]) for case in CASES),
-        *(("convolution", case, [10, 10]) for case in ("by default", "as published")),
-        ("chain", "by default", [12]),
+        *(("chain", case, [12, 3, 7], "classes") for case in CASES),
+        *(("convolution", case, [10, 10], "classes") for case in ("by default", "as published")),
+        ("chain", "by default", [12], "classes"),
+        ("chain", "from the broadcast", [12, 3, 7], "real"),
+        ("without biases", "by default", [10, 10], "classes"),
+        ("without biases", "as published", [12, 3, 7], "real"),
+        ("linear", "by default", [10, 10], "classes"),
     ],
 )
-def test_a_step_is_the_clients_own(name: str, case: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_the_clients_own(
+    name: str, case: str, sizes: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(drawn, "OWN", 1000)
     found = watch(monkeypatch, gap)
     made = method(**CASES[case])
-    fit(network(name), clients(sizes), method=made, rounds=2, engine="stacked", compile="off", device=DEVICE)
+    fit(network(name), clients(sizes, kind), method=made, rounds=2, engine="stacked", compile="off", device=DEVICE)
     assert len(found) == 2 or len(sizes) > 2
     assert found
     assert max(found) < 5e-5
@@ -131,6 +154,44 @@ def test_members_of_a_sweep_have_priors_of_their_own(monkeypatch: pytest.MonkeyP
     list(rounds_together(tasks, [task.begin() for task in tasks], [Memory() for _ in tasks]))
     assert len(found) == 2
     assert max(found) < 5e-5
+
+
+@pytest.mark.parametrize("case", ["by default", "as published"])
+def test_a_client_that_waits_stays_as_it_is(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(work: Work, state: Any, noise: Tensor) -> list[tuple[Any, Any]]:
+        assert work.table.live is not None
+        assert work.table.live.flatten(2).any(-1).sum(0).tolist() == [6, 4]
+        short = work._replace(table=Table(work.table.rows[:4], work.table.live[:4]))
+        return [
+            tuple(all_steps(w, own_copy(state), several, noise[: len(w.table.rows)]) for w in (work, short))
+            for several in ways(work)
+        ]
+
+    found = watch(monkeypatch, look)
+    made = method(**CASES[case])
+    fit(network("chain"), clients([12, 7]), method=made, rounds=1, engine="stacked", compile="off", device=DEVICE)
+    ((any_network, chain),) = found
+    for whole, short in (any_network, chain):
+        for a, b in zip(tree_leaves(whole), tree_leaves(short), strict=True):
+            assert torch.equal(a[1], b[1])
+        assert not torch.equal(whole.vectors["mean"][0], short.vectors["mean"][0])
+
+
+@pytest.mark.parametrize("case", ["by default", "as published"])
+def test_both_ways_make_the_same_noise(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(work: Work, state: Any, noise: Tensor) -> list[Any]:
+        made = []
+        for several in ways(work):
+            torch.manual_seed(3)
+            made.append(all_steps(work, own_copy(state), several, work.silence(0, len(work.table.rows))))
+        return made
+
+    found = watch(monkeypatch, look)
+    made = method(**CASES[case])
+    fit(network("chain"), clients([10] * 3), method=made, rounds=1, engine="stacked", compile="off", device=DEVICE)
+    ((any_network, chain),) = found
+    for a, b in zip(tree_leaves(any_network), tree_leaves(chain), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_normals_by_a_counter_are_those_of_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +271,13 @@ def test_which_steps_have_the_form(options: dict[str, Any], taken: bool) -> None
     assert (forms.drawn(phase) is phase.step) == taken
 
 
+def test_chains_have_the_form_of_points_that_are_draws() -> None:
+    for name, chain in (("chain", True), ("linear", True), ("convolution", False)):
+        task = prepare(network(name), clients([7, 7]), method=method(), rounds=1)
+        form = forms.drawn_chain(task.program.client.phases[0])
+        assert (form is not None and form.drawn) == chain
+
+
 def test_steps_that_read_other_noise_or_have_points_lack_the_form() -> None:
     for layer in (nn.Dropout(0.2), nn.BatchNorm1d(5)):
         module = nn.Sequential(nn.Flatten(), nn.Linear(77, 5), layer, nn.Linear(5, 3))
@@ -217,23 +285,59 @@ def test_steps_that_read_other_noise_or_have_points_lack_the_form() -> None:
         assert forms.drawn(task.program.client.phases[0]) is None
 
 
-def trained(monkeypatch: pytest.MonkeyPatch, fused: bool, case: str, sizes: list[int], **how: Any) -> Run:
-    """A run of graphs, with a count of those by the kernel."""
+@pytest.mark.parametrize(
+    ("name", "batch", "fewest", "under_tf32", "way"),
+    [
+        ("chain", 5, drawn.FEWEST, True, forms.Bayes),
+        ("chain", 5, drawn.FEWEST, False, type(None)),
+        ("chain", 5, 0, False, IvonStep),
+        ("chain", 200, drawn.FEWEST, True, type(None)),
+        ("chain", 200, 0, True, IvonStep),
+        ("convolution", 5, 0, True, IvonStep),
+    ],
+)
+def test_which_kernels_a_graph_has(
+    name: str, batch: int, fewest: int, under_tf32: bool, way: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawn, "FEWEST", fewest)
+    monkeypatch.setattr(fused, "available", lambda: under_tf32)
+    found = watch(monkeypatch, lambda work, *_: Steps("graph")._form(work))
+    made = method(batch=batch)
+    fit(network(name), clients([10, 10]), method=made, rounds=1, engine="stacked", compile="off", device=DEVICE)
+    (form,) = found
+    assert type(form) is way
+
+
+def go(monkeypatch: pytest.MonkeyPatch, way: str) -> list[Any]:
+    """Steps of graphs go this way from now on, in any precision; with a count of their graphs."""
     counted: list[Any] = []
-    stepping = drawn.stepping
-    monkeypatch.setattr(drawn, "FEWEST", 0 if fused else 2**60)
+    monkeypatch.setattr(drawn, "FEWEST", 0 if way == "any network" else 2**60)
     monkeypatch.setattr(drawn, "OWN", 1000)
-    monkeypatch.setattr(drawn, "stepping", lambda *given: counted.append(0) or stepping(*given))
+    monkeypatch.setattr(fused, "available", lambda: way == "chain")
+    if way != "compiled":
+        name = "on_chain" if way == "chain" else "stepping"
+        whole = getattr(drawn, name)
+        monkeypatch.setattr(drawn, name, lambda *given: counted.append(0) or whole(*given))
+    return counted
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, way: str, case: str, sizes: list[int], **how: Any) -> Run:
+    """A run of graphs whose steps go this way."""
     made = method(**{"test_draws": 20, **CASES[case]})
     how = {"rounds": 3, "engine": "stacked", "compile": "graph", "device": DEVICE, **how}
-    done = fit(network("chain"), clients(sizes), method=made, **how)
-    monkeypatch.setattr(drawn, "stepping", stepping)
-    assert bool(counted) == fused
+    with monkeypatch.context() as patch:
+        counted = go(patch, way)
+        done = fit(network("chain"), clients(sizes), method=made, **how)
+    assert bool(counted) == (way != "compiled")
     assert not [note for record in done.journal for note in record.get("notes", []) if "instead of" in note]
     return done
 
 
+WAYS = pytest.mark.parametrize("way", ["any network", "chain"])
+
+
 @needs_cuda
+@WAYS
 @pytest.mark.parametrize(
     ("case", "sizes"),
     [
@@ -244,19 +348,20 @@ def trained(monkeypatch: pytest.MonkeyPatch, fused: bool, case: str, sizes: list
     ],
 )
 def test_graphs_with_and_without_the_kernel_agree_on_the_same_noise(
-    case: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    case: str, sizes: list[int], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A round is one replay, which draws its noise first.
     monkeypatch.setattr(Work, "silence", lambda self, first, steps: self.noise(first, steps))
-    ours, theirs = (trained(monkeypatch, fused, case, sizes).posterior for fused in (True, False))
+    ours, theirs = (trained(monkeypatch, one, case, sizes).posterior for one in (way, "compiled"))
     torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(ours.scale, theirs.scale, rtol=1e-3, atol=1e-5)
 
 
 @needs_cuda
+@WAYS
 @pytest.mark.parametrize("case", ["by default", "as published"])
-def test_graphs_with_noise_of_their_own_learn_alike(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [trained(monkeypatch, fused, case, [110, 101, 90], rounds=8) for fused in (True, False)]
+def test_graphs_with_noise_of_their_own_learn_alike(case: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [trained(monkeypatch, one, case, [110, 101, 90], rounds=8) for one in (way, "compiled")]
     ours, theirs = (run.posterior for run in runs)
     assert not torch.equal(ours.mean, theirs.mean)
     first, second = (run.journal[-1]["train"]["loss"] for run in runs)
@@ -267,11 +372,9 @@ def test_graphs_with_noise_of_their_own_learn_alike(case: str, monkeypatch: pyte
 
 
 @needs_cuda
-def test_a_resumed_run_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawn, "FEWEST", 0)
-    counted: list[Any] = []
-    stepping = drawn.stepping
-    monkeypatch.setattr(drawn, "stepping", lambda *given: counted.append(0) or stepping(*given))
+@WAYS
+def test_a_resumed_run_has_the_same_bits(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = go(monkeypatch, way)
     x = Experiment(
         **{"data": "digits", "clients": 6, "rounds": 4, "network_options": {"hidden": [8]}, "method": "fedivon"},
         options={"epochs": 3, "batch": 7, "test_draws": 2, "estimator": "weight", **PUBLISHED},
@@ -288,12 +391,13 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @needs_cuda
-def test_steps_are_compiled_where_the_kernel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+@WAYS
+def test_steps_are_compiled_where_the_kernel_fails(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise RuntimeError("no kernel today")
 
-    monkeypatch.setattr(drawn, "_kernel", broken)
-    monkeypatch.setattr(drawn, "FEWEST", 0)
+    go(monkeypatch, way)
+    monkeypatch.setattr(drawn, "_kernels", broken)
     how: dict[str, Any] = {"rounds": 2, "engine": "stacked", "compile": "graph", "device": DEVICE}
     done = fit(network("chain"), clients([12, 12]), method=method(), **how)
     notes = [note for record in done.journal for note in record.get("notes", [])]

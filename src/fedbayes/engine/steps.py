@@ -226,7 +226,7 @@ class Steps:
     def _step(self, work: Work) -> Callable[..., Any]:
         masked, form = work.table.live is not None, self._form(work)
         if isinstance(form, forms.Bayes):
-            return fused.stepping(form)
+            return drawn.on_chain(form, work.phase) if form.drawn else fused.stepping(form)
         if self.mode in ("eager", ROWWISE, BY_HAND) or (self.mode == CAPTURED and not self.again):
             return stacked_step(work.phase, work.together, masked)
         key = (id(work.phase.step), repr(work.together), masked, form is not None)
@@ -241,10 +241,11 @@ class Steps:
         """The form of a step that has kernels of its own within a graph."""
         if self.mode != "graph" or not self.fused:
             return None
-        form = forms.bayes(work.phase) or forms.points(work.phase) if fused.available() else None
-        if form is not None and fused.fits(form, work.phase.batch):
+        phase, tilted = work.phase, TILT in work.info.constants
+        form = forms.bayes(phase) or forms.points(phase) or (None if tilted else forms.drawn_chain(phase))
+        if form is not None and fused.available() and fused.fits(form, phase.batch):
             return form
-        step = None if TILT in work.info.constants else forms.drawn(work.phase)
+        step = None if tilted else forms.drawn(phase)
         return step if step is not None and drawn.fits(step, work.together.size) else None
 
     def _replay(self, work: Work, state: Any) -> Any:
@@ -252,11 +253,13 @@ class Steps:
         key = ("graph", id(work.phase.step), repr(work.together), work.table.live is None, shape)
         if key not in self._cache:
             with share(COMPILE):
-                many, step = Graph.UNROLL if self.mode == "graph" else 1, self._step(work)
-                if isinstance(self._form(work), IvonStep):  # whose noise is made where it is read
-                    step, work = drawn.stepping(work.phase, work.together, step), work._replace(noise=work.silence)
-                else:
+                many, step, form = Graph.UNROLL if self.mode == "graph" else 1, self._step(work), self._form(work)
+                if isinstance(form, IvonStep):
+                    step = drawn.stepping(work.phase, work.together, step)
+                elif form is None or not form.drawn:
                     step = one_by_one(step)
+                if isinstance(form, IvonStep) or (form and form.drawn):  # noise is made where it is read
+                    work = work._replace(noise=work.silence)
                 self._cache[key] = Graph(step, work, state, many)
         return self._cache[key](work, state)
 

@@ -1,8 +1,9 @@
-"""IVON's steps by one draw of the weights, on any network: a compiled gradient, and a kernel that moves all clients.
+"""IVON's steps by one draw of the weights: a gradient, and a kernel that moves all clients.
 
 The kernel makes a step's noise by a counter, and makes it again instead of keeping it; it draws the weights of the next
 step while means and precisions are at hand. So a step reads or writes ten numbers for each weight of a client: the
-gradient reads the weights and writes one, the kernel reads four and writes four. Written in Triton, for a GPU; equal to
+gradient reads the weights and writes one, the kernel reads four and writes four. On any network the gradient is
+compiled; on small chains of linear maps it is made by the kernels of fused.py. Written in Triton, for a GPU; equal to
 the client's own step up to rounding, on the same noise.
 """
 
@@ -18,6 +19,8 @@ from torch import Tensor
 from fedbayes.clients import ivon
 from fedbayes.clients.client import Batch, Info, Learner, Phase, falling_rate, only_if
 from fedbayes.clients.variational import KL_WEIGHTS
+from fedbayes.engine.fast import fused
+from fedbayes.engine.fast.forms import Bayes
 from fedbayes.engine.together import Clients, apart, joined
 from fedbayes.model.gradient import gradients
 from fedbayes.model.model import Model
@@ -125,8 +128,8 @@ def _numbers(step: ivon.IvonStep, count: Tensor, b: Batch, info: Info, said: Ten
     rate = falling_rate(b, info, step.epochs) if step.falling else options["lr"]
     decay = options["beta1"].log()
     whole, before = -torch.expm1((count + 1) * decay), -torch.expm1(count.clamp(min=1) * decay)
-    values = [weight, rate, step.share(b, info), 1 / whole, 1 / before]
-    values += [options["beta1"], options["least_curvature"], said, moves]
+    values = [weight, rate, step.share(b, info), 1 / whole, options["beta1"], options["least_curvature"]]
+    values += [1 / before, said, moves]
     return torch.stack([value.float() for value in values])
 
 
@@ -198,6 +201,56 @@ def stepping(phase: Phase, together: Clients, program: Program) -> Callable[...,
     return several
 
 
+def on_chain(form: Bayes, phase: Phase) -> Callable[..., Learner]:
+    """As `stepping`, where `fused.fits`: the gradient by its kernels, and all weights as one piece."""
+    step: Any = phase.step
+    slopes_of, whole = fused.slopes(form), Piece(0, step.model.layouts["model"])
+
+    def several(state: Learner, xs: Tensor, ys: Tensor, flags: Any, noise: Tensor, at: Tensor, info: Info) -> Learner:
+        mean = state.vectors["mean"]
+        weights, slope = torch.empty_like(mean), torch.empty_like(mean)
+        seeds = torch.randint(-(2**63), 2**63 - 1, (len(xs),), device=mean.device)
+        live = None if flags[0] is None else torch.stack(list(flags)).flatten(2).any(-1)
+        numbers, begun = fused.numbers(form, state, at, live, info)
+
+        def move(s: int, **how: bool) -> None:
+            now = max(s, 0)
+            _launch(step, whole, state, slope, weights, noise, seeds, numbers[now], begun[now], info, s, how)
+
+        move(-1, MOVES=False, DRAWS=True)
+        for s in range(len(xs)):
+            slopes_of(state, xs[s], ys[s], flags[s], noise[s], at[s], info, weights, slope)
+            if not step.remembers:
+                _say(step, mean, weights, slope, numbers[s], begun[s], info)
+            move(s, MOVES=True, DRAWS=s + 1 < len(xs))
+        return state
+
+    return several
+
+
+def _say(
+    step: ivon.IvonStep, mean: Tensor, weights: Tensor, slope: Tensor, numbers: Tensor, begun: Tensor, info: Info
+) -> None:
+    """What a sample of all weights says of the first curvature, as `_said` has it, into the numbers."""
+    size = mean.shape[1]
+    each = max(1, size // ivon.SAMPLE)
+    count = -(-size // each)
+    _, scale, stride = _prior(step, mean, info)
+    _kernels().said[(len(mean),)](
+        mean, weights, slope, scale, numbers, begun, stride, P=size, EACH=each, COUNT=count,
+        PLACES=1 << (count - 1).bit_length(), FIXED=step.prior != "broadcast", num_warps=WARPS,
+    )  # fmt: skip
+
+
+def _prior(step: ivon.IvonStep, mean: Tensor, info: Info) -> tuple[Tensor, Tensor, int]:
+    """The prior's means (of a fixed one any) and scales, and how far one client's are from the next one's."""
+    q: Any = info.broadcast["model"]
+    centre, scale = (mean, info.options["prior_scale"]) if step.prior != "broadcast" else (q.mean, q.scale)
+    centre, scale = centre.contiguous(), scale.contiguous()
+    own = scale.dim() == (1 if step.prior != "broadcast" else 2)
+    return centre, scale, scale.stride(0) if own else 0
+
+
 def _launch(
     step: ivon.IvonStep,
     piece: Piece,
@@ -216,23 +269,20 @@ def _launch(
     vectors = [mean, state.vectors["precision"], state.optimiser["first"]["mean"], drawn]
     if not all(t.is_contiguous() for t in (*vectors, noise)):
         raise ValueError("weights of clients do not lie side by side")
-    q: Any = info.broadcast["model"]
-    fixed = step.prior != "broadcast"
-    prior = (mean, info.options["prior_scale"]) if fixed else (q.mean, q.scale)
-    stacked = prior[1].dim() == (1 if fixed else 2)
+    centre, scale, stride = _prior(step, mean, info)
     counts, given = 32 * WARPS, noise.shape[-1] > 0  # each thread counts once, by which it has four normals
     grid = (-(-size // (4 * counts)), len(mean))
-    _kernel()[grid](
-        *vectors, *(t.contiguous() for t in (slope, *prior)), noise if given else mean, seeds,
-        numbers.contiguous(), begun.contiguous(), (1 if fixed else mean.shape[1]) if stacked else 0, s,
-        K=len(mean), P=mean.shape[1], BEGIN=piece.begin, SIZE=size, COUNTS=counts, FIXED=fixed,
+    _kernels().moved[grid](
+        *vectors, slope.contiguous(), centre, scale, noise if given else mean, seeds,
+        numbers.contiguous(), begun.contiguous(), stride, s,
+        K=len(mean), P=mean.shape[1], BEGIN=piece.begin, SIZE=size, COUNTS=counts, FIXED=step.prior != "broadcast",
         REMEMBERS=step.remembers, AVERAGE=step.curvature == "average", IMPLICIT=step.implicit,
         FARTHEST=ivon.FARTHEST, GIVEN=given, num_warps=WARPS, **how,
     )  # fmt: skip
 
 
 @cache
-def _kernel() -> Any:
+def _kernels() -> Any:
     from fedbayes.engine.fast import drawn_kernel
 
-    return drawn_kernel.moved
+    return drawn_kernel

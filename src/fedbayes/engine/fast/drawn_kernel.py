@@ -2,8 +2,9 @@
 
 Of K clients with P weights each, `mean`, `precision` and `first` (the running mean of gradients) are [K, P]; `weights`
 and `slope`, of one piece of SIZE weights from BEGIN on, are [K, SIZE]. `numbers` [K, 9] are, for each client: the
-weight of the KL, the rate, the share of a step in the curvature, what the running mean is multiplied by after this step
-and before it, beta1, the least curvature, what a sample said of the first curvature, and whether the client moves.
+weight of the KL, the rate, the share of a step in the curvature, what the running mean is multiplied by after this
+step, beta1, the least curvature, what the running mean is multiplied by before this step, what a sample said of the
+first curvature, and whether the client moves.
 `begun` [K] is what the first precision has beyond the prior's; below 0 where it is known already.
 """
 # mypy: disable-error-code="no-untyped-def"
@@ -112,9 +113,9 @@ def moved(mean, precision, first, weights, slope, prior_mean, prior_scale, noise
         rate = tl.load(own + 1)
         share = tl.load(own + 2)
         whole = tl.load(own + 3)
-        before = tl.load(own + 4)
-        beta = tl.load(own + 5)
-        least = tl.load(own + 6)
+        beta = tl.load(own + 4)
+        least = tl.load(own + 5)
+        before = tl.load(own + 6)
         said = tl.load(own + 7)
         size = tl.load(own + 8).to(tl.int32) * SIZE  # 0 for a client that waits
         if not GIVEN:
@@ -132,3 +133,24 @@ def moved(mean, precision, first, weights, slope, prior_mean, prior_scale, noise
     _block(mean, precision, first, weights, slope, prior_mean, prior_scale, noise, prior_stride, step, z1, fresh1, k, i,
            size, weight, rate, share, whole, before, beta, least, said, new, K, P, BEGIN, SIZE, FIXED, REMEMBERS,
            AVERAGE, IMPLICIT, FARTHEST, GIVEN, MOVES, DRAWS)  # fmt: skip
+
+
+@triton.jit
+def said(mean, weights, slope, prior_scale, numbers, begun, prior_stride, P: tl.constexpr, EACH: tl.constexpr,
+         COUNT: tl.constexpr, PLACES: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
+    """What COUNT weights of a client, each EACH-th, say of its first curvature goes into `numbers`."""
+    k = tl.program_id(0).to(tl.int64)
+    new = tl.load(begun + k)
+    if new >= 0:
+        n = tl.arange(0, PLACES)
+        ok = n < COUNT
+        i = n * EACH
+        if FIXED:
+            s0 = tl.load(prior_scale + k * prior_stride)
+        else:
+            s0 = tl.load(prior_scale + k * prior_stride + i, mask=ok, other=1.0)
+        m = tl.load(mean + k * P + i, mask=ok, other=0.0)
+        w = tl.load(weights + k * P + i, mask=ok, other=0.0)
+        g = tl.load(slope + k * P + i, mask=ok, other=0.0)
+        seen = tl.abs(g * (w - m) * (1.0 / (s0 * s0) + new))
+        tl.store(numbers + k * 9 + 7, tl.sum(seen) / COUNT)

@@ -44,7 +44,8 @@ class Bayes(NamedTuple):
     """Descent on the expected NLL of normals over linear maps with functions between them, and their KL to a prior.
 
     By local reparameterisation: the noise is that of the layers' outputs. By gradients, or by natural ones (`newton`).
-    Of `points` there is neither noise nor a KL: their one draw is their NLL.
+    Of `points` there is neither noise nor a KL: their one draw is their NLL. Points of a natural step are draws of the
+    weights, made and moved elsewhere.
     """
 
     layers: tuple[tuple[int, int, bool], ...]  # as of Dense
@@ -64,6 +65,11 @@ class Bayes(NamedTuple):
     def kind(self) -> str:
         """What the weights are, as the kernels have it."""
         return "points" if self.points else "scales" if self.newton is None else "precisions"
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the points are draws of the weights."""
+        return self.points and self.newton is not None
 
 
 class Rowwise(NamedTuple):
@@ -132,6 +138,16 @@ def drawn(phase: Phase) -> IvonStep | None:
     model, simple = step.model, not (step.opposite or step.clips or step.curvature == "squared")
     only = step.estimation.normals == model.layouts["model"].size
     return step if simple and only and model.dtype == torch.float32 else None
+
+
+def drawn_chain(phase: Phase) -> Bayes | None:
+    """The form of such a step on linear maps, whose gradient is that of points; None for any other."""
+    step = drawn(phase)
+    chain = None if step is None else chain_of(step.model)
+    if step is None or chain is None:
+        return None
+    newton = Newton(step.curvature, step.implicit, step.remembers)
+    return Bayes(*chain, 0.0, 1, step.kl, "", step.epochs, step.falling, newton, points=True)
 
 
 def rowwise(phase: Phase) -> Rowwise | None:

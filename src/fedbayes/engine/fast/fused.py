@@ -2,8 +2,9 @@
 
 Under local reparameterisation a layer is  x m + b + sqrt(x^2 s^2 + s_b^2) * noise.  A step reads means and scales of
 all clients twice and writes them once, six passes in all, and keeps nothing else of their size; a natural-gradient step
-(IVON) has its running mean of gradients beside them, and points have means alone. Rows are the batch, once for each
-draw. Written in Triton, for a GPU; equal to the client's own step up to rounding, on the same noise.
+(IVON) has its running mean of gradients beside them, and points have means alone; of points that are draws of the
+weights the gradient is all that is made. Rows are the batch, once for each draw. Written in Triton, for a GPU; equal to
+the client's own step up to rounding, on the same noise.
 """
 
 from __future__ import annotations
@@ -75,21 +76,38 @@ def stepping(form: Bayes) -> Callable[..., Learner]:
     def step(
         state: Learner, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, at: Tensor, info: Info
     ) -> Learner:
-        clients, batch = xs.shape[0], xs.shape[2]
-        x = form.inputs(xs.flatten(0, 2)).reshape(clients, batch, -1)
-        if live is not None:
-            x = x.masked_fill(~live[:, 0, :, None], 0)  # a padded row may hold anything, and 0 * inf is nan
-        b = Batch(x, ys[:, 0], None if live is None else live[:, 0], at)
-        _run(form, places(form, clients, batch), state, b, noise, info)
+        _run(form, state, _vectors(form, state.vectors), _batch(form, xs, ys, live, at), noise, info)
         return state
 
     return step
 
 
-def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tensor, info: Info) -> None:
-    kernels = _kernels()
-    mean, spread_of = _vectors(form, state.vectors)
+def slopes(form: Bayes) -> Callable[..., None]:
+    """The gradient of every client at `weights` on such batches goes into `slope`; the state counts loss and steps."""
+
+    def step(
+        state: Learner, xs: Tensor, ys: Tensor, live: Tensor | None, noise: Tensor, at: Tensor, info: Info,
+        weights: Tensor, slope: Tensor,
+    ) -> None:  # fmt: skip
+        _run(form, state, (weights, slope), _batch(form, xs, ys, live, at), noise, info)
+
+    return step
+
+
+def _batch(form: Bayes, xs: Tensor, ys: Tensor, live: Tensor | None, at: Tensor) -> Batch:
+    """Rows [clients, B, inputs] as the first layer sees them."""
+    clients, batch = xs.shape[0], xs.shape[2]
+    x = form.inputs(xs.flatten(0, 2)).reshape(clients, batch, -1)
+    if live is not None:
+        x = x.masked_fill(~live[:, 0, :, None], 0)  # a padded row may hold anything, and 0 * inf is nan
+    return Batch(x, ys[:, 0], None if live is None else live[:, 0], at)
+
+
+def _run(form: Bayes, state: Learner, vectors: tuple[Tensor, Tensor], b: Batch, noise: Tensor, info: Info) -> None:
+    """A step from these vectors; of draws of the weights the second is what their gradient is written to."""
+    kernels, (mean, spread_of) = _kernels(), vectors
     (clients, batch, _), rows = b.x.shape, form.draws * b.x.shape[1]
+    layers = places(form, clients, batch)
     x = b.x.contiguous()
     counts = None if b.mask is None else b.mask.sum(-1, dtype=torch.int32)
     weight, rate, numbers = _numbers(form, state, b, info)
@@ -129,13 +147,13 @@ def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tens
         state.optimiser["count"] if form.newton else state.steps,
         last.bias_at, last.noise_at, noise.stride(0), form.scale or 1.0,
         OUT=last.outputs, OUTS=_padded(last.outputs), BELOW=last.splits, BIAS=last.bias, CLASSES=form.scale is None,
-        MASKED=counts is not None, **shape,
+        MASKED=counts is not None, MORE=form.newton is not None, **shape,
     )  # fmt: skip
-    velocity, prior = (mean, spread_of), (mean, mean)
+    velocity, prior = (spread_of, spread_of), (mean, mean)
     if form.prior:
         q: Any = info.broadcast["model"]
         prior = (q.mean, q.scale) if form.prior == "broadcast" else (mean, info.options["prior_scale"])
-    if form.newton:
+    if form.newton and not form.drawn:
         velocity = (state.optimiser["first"]["mean"], spread_of)
     elif form.momentum:
         velocity = _vectors(form, state.optimiser)
@@ -148,7 +166,8 @@ def _run(form: Bayes, layers: list[Place], state: Learner, b: Batch, noise: Tens
             prior[0].stride(0) if prior[0].dim() > 1 else 0, prior[1].stride(0) if prior[1].dim() > 1 else 0,
             IN=layer.inputs, OUT=layer.outputs, OUTS=_padded(layer.outputs), TILE=NARROW, FIRST=first,
             BIAS=layer.bias, ACT="" if first else form.between[number - 1], FIXED=form.prior != "broadcast",
-            MOMENTUM=form.momentum, AVERAGE=form.newton is not None and form.newton.curvature == "average",
+            MOMENTUM=form.momentum, MOVES=not form.drawn,
+            AVERAGE=form.newton is not None and form.newton.curvature == "average",
             IMPLICIT=form.newton is not None and form.newton.implicit, FARTHEST=ivon.FARTHEST, SAID=ivon.LEAST_SAID,
             MASKED=counts is not None, **shape,
         )  # fmt: skip
@@ -170,17 +189,30 @@ def _numbers(form: Bayes, state: Learner, b: Batch, info: Info) -> tuple[Tensor,
         rate = falling_rate(b, info, form.epochs) if form.falling else options["lr"]
         weight = KL_WEIGHTS[form.kl](b, info) if form.kl else rate
         return _by_client(weight), _by_client(rate), state.loss
-    weight = KL_WEIGHTS[form.kl](b, info)
-    table = torch.empty(len(b.x), 8, dtype=torch.float32, device=b.x.device)
-    memory = options["beta2" if form.newton.remembers else "curvature_memory"]
+    if form.drawn:  # a gradient needs none
+        return state.loss, state.loss, state.loss
+    table = numbers(form, state, b.step[None], None, info)[0][0]
+    return table[:, 0], table[:, 1], table
+
+
+def numbers(form: Bayes, state: Learner, at: Tensor, live: Tensor | None, info: Info) -> tuple[Tensor, Tensor]:
+    """What several steps of IVON, of which `live` [steps, clients] are taken, are made with: tables of numbers, and
+    what is added to the prior's precision, [steps, clients, ...], as the kernels have them."""
+    options, newton = info.options, form.newton
+    assert newton is not None
+    steps, clients = len(at), len(state.steps)
+    table = torch.empty(steps, clients, 9 if form.drawn else 8, dtype=torch.float32, device=at.device)
+    begun = table.new_empty(steps, clients)
+    weight = KL_WEIGHTS[form.kl](Batch(at, at, None, at[0]), info)  # the same in all steps of a round
+    memory = options["beta2" if newton.remembers else "curvature_memory"]
     given = (weight, options["lr"], options["beta1"], memory, options["least_curvature"], options["prior_scale"])
     columns = [_by_client(value) for value in (*given, info.round, info.batches[0])]
-    _kernels().numbers[(len(table),)](
-        table, *columns, state.steps, b.step, *(column.stride(0) for column in columns),
-        EPOCHS=form.epochs, FALLING=form.falling, REMEMBERS=form.newton.remembers,
-        BEGINNING=ivon.BEGINNING, SINGLE=ivon.SINGLE, STEADY=ivon.STEADY,
+    _kernels().numbers[(clients,)](
+        table, begun, *columns, state.steps, at, live, *(column.stride(0) for column in columns), steps,
+        K=clients, EPOCHS=form.epochs, FALLING=form.falling, REMEMBERS=newton.remembers,
+        BEGINNING=ivon.BEGINNING, SINGLE=ivon.SINGLE, STEADY=ivon.STEADY, MASKED=live is not None, DRAWN=form.drawn,
     )  # fmt: skip
-    return table[:, 0], table[:, 1], table
+    return table, begun
 
 
 def _padded(count: int) -> int:

@@ -5,7 +5,8 @@ are [2, splits, K, R, outputs], a layer's means and variances before its bias, b
 in the place of `rho`: "scales" as they are; "precisions", where steps are IVON's, and then `numbers` [K, 8] are, for
 each client: the weight of the KL, the rate, the share of a step in the curvature, the debiasing of the running mean,
 beta1, the least curvature, the prior's precision, and the precision to begin with, 0 where something is known already;
-or nothing, of "points", which have no variances and no noise.
+or nothing, of "points", which have no variances and no noise. Points that are draws of the weights (MOVES False) have
+their gradient stored and are moved by drawn_kernel.py.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -40,14 +41,15 @@ def _scale(value, numbers, k, KIND: tl.constexpr):
 
 
 @triton.jit
-def numbers(table, weights, rates, beta1, memories, leasts, prior_scales, rounds, batches, steps, at,
+def numbers(table, begins, weights, rates, beta1, memories, leasts, prior_scales, rounds, batches, steps, at, live,
             weight_stride, rate_stride, beta_stride, memory_stride, least_stride, prior_stride, round_stride,
-            batch_stride, EPOCHS: tl.constexpr, FALLING: tl.constexpr, REMEMBERS: tl.constexpr,
-            BEGINNING: tl.constexpr, SINGLE: tl.constexpr, STEADY: tl.constexpr):  # fmt: skip
-    """What a client's step of IVON is made with."""
+            batch_stride, count, K: tl.constexpr, EPOCHS: tl.constexpr, FALLING: tl.constexpr,
+            REMEMBERS: tl.constexpr, BEGINNING: tl.constexpr, SINGLE: tl.constexpr, STEADY: tl.constexpr,
+            MASKED: tl.constexpr, DRAWN: tl.constexpr):  # fmt: skip
+    """What `count` steps of IVON are made with; of draws of the weights (DRAWN) as drawn_kernel.py has it."""
     k = tl.program_id(0).to(tl.int64)
     weight = tl.load(weights + k * weight_stride).to(tl.float32)
-    rate = tl.load(rates + k * rate_stride).to(tl.float32)
+    first_rate = tl.load(rates + k * rate_stride).to(tl.float32)
     beta = tl.load(beta1 + k * beta_stride).to(tl.float32)
     memory = tl.load(memories + k * memory_stride).to(tl.float32)
     least = tl.load(leasts + k * least_stride).to(tl.float32)
@@ -55,27 +57,42 @@ def numbers(table, weights, rates, beta1, memories, leasts, prior_scales, rounds
     number = tl.load(rounds + k * round_stride).to(tl.float32)
     per = EPOCHS * tl.load(batches + k * batch_stride).to(tl.float32)
     done = tl.load(steps + k)
-    here = tl.load(at).to(tl.float32)
     held = 1.0 / (prior * prior)
-    begun = 0.0
-    if FALLING:
-        rate = rate * (1.0 - here / per)
-    if REMEMBERS:
-        share = 1.0 - memory
-    else:
-        so_far = tl.minimum(BEGINNING * per, SINGLE * 1.0) + number * per + here
-        so_far = tl.minimum(tl.maximum(so_far, STEADY * per), 2.0 * memory * per)
-        share = 2.0 / (so_far + 2.0)
-        begun = tl.where((number == 0.0) & (done == 0.0), held + least / weight, 0.0)
-    own = table + k * 8
-    tl.store(own, weight)
-    tl.store(own + 1, rate)
-    tl.store(own + 2, share)
-    tl.store(own + 3, 1.0 - tl.exp((done + 1.0) * tl.log(beta)))
-    tl.store(own + 4, beta)
-    tl.store(own + 5, least)
-    tl.store(own + 6, held)
-    tl.store(own + 7, begun)
+    decay = tl.log(beta)
+    for s in range(count):
+        here = tl.load(at + s).to(tl.float32)
+        rate = first_rate
+        if FALLING:
+            rate = rate * (1.0 - here / per)
+        if REMEMBERS:
+            share = 1.0 - memory
+        else:
+            so_far = tl.minimum(BEGINNING * per, SINGLE * 1.0) + number * per + here
+            so_far = tl.minimum(tl.maximum(so_far, STEADY * per), 2.0 * memory * per)
+            share = 2.0 / (so_far + 2.0)
+        begin = (number == 0.0) & (done == 0.0)
+        whole = 1.0 - tl.exp((done + 1.0) * decay)
+        own = table + (s * K + k) * (9 if DRAWN else 8)
+        tl.store(own, weight)
+        tl.store(own + 1, rate)
+        tl.store(own + 2, share)
+        tl.store(own + 4, beta)
+        tl.store(own + 5, least)
+        moves = 1.0
+        if DRAWN:
+            if MASKED:
+                moves = tl.where(tl.load(live + s * K + k) != 0, 1.0, 0.0)
+            tl.store(own + 3, 1.0 / whole)
+            tl.store(own + 6, 1.0 / (1.0 - tl.exp(tl.maximum(done, 1.0) * decay)))
+            tl.store(own + 7, 0.0)  # what a sample says: `said` writes it
+            tl.store(own + 8, moves)
+            if not REMEMBERS:
+                tl.store(begins + s * K + k, tl.where(begin, least / weight, -1.0))
+        else:
+            tl.store(own + 3, whole)
+            tl.store(own + 6, held)
+            tl.store(own + 7, 0.0 if REMEMBERS else tl.where(begin, held + least / weight, 0.0))
+        done += moves
 
 
 @triton.jit
@@ -155,8 +172,9 @@ def forward(mean, rho, numbers, x, below, noise, seen, slope, sums, weight_at, b
 def head(mean, rho, numbers, sums, noise, y, counts, live, down, spread, loss, steps, more, bias_at, noise_at,
          stride, sigma,
          OUT: tl.constexpr, OUTS: tl.constexpr, BELOW: tl.constexpr, BIAS: tl.constexpr, CLASSES: tl.constexpr,
-         MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr,
-         B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
+         MASKED: tl.constexpr, MORE: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr,
+         R: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+         KIND: tl.constexpr):  # fmt: skip
     """The loss of each row, its slopes in the last layer's means and variances, and the loss of the client."""
     k = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, ROWS)[:, None]
@@ -193,7 +211,7 @@ def head(mean, rho, numbers, sums, noise, y, counts, live, down, spread, loss, s
     if count > 0:
         tl.store(loss + k, tl.load(loss + k) + tl.sum(tl.where(counted, nll, 0.0)) * each)
         tl.store(steps + k, tl.load(steps + k) + 1.0)
-        if KIND == "precisions":
+        if MORE:
             tl.store(more + k, tl.load(more + k) + 1.0)
 
 
@@ -240,10 +258,12 @@ def _followed(mean, precision, first, numbers, m, p, s, gm, gv, at, ok, k, rate,
 @triton.jit
 def _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, numbers, m, r, s, bend, gm, gv, at,
             prior_at, ok, held, k, weight, rate, prior_stride, FIXED: tl.constexpr, MOMENTUM: tl.constexpr,
-            KIND: tl.constexpr, AVERAGE: tl.constexpr, IMPLICIT: tl.constexpr, FARTHEST: tl.constexpr,
-            SAID: tl.constexpr):  # fmt: skip
-    """Means and rhos after a step: the gradients of the loss, and those of the KL by hand."""
-    if KIND == "points":
+            KIND: tl.constexpr, MOVES: tl.constexpr, AVERAGE: tl.constexpr, IMPLICIT: tl.constexpr,
+            FARTHEST: tl.constexpr, SAID: tl.constexpr):  # fmt: skip
+    """Means and rhos after a step: the gradients of the loss, and those of the KL by hand. Of draws the gradient."""
+    if not MOVES:
+        tl.store(velocity_mean + at, gm, mask=ok)
+    elif KIND == "points":
         tl.store(mean + at, _moved(m, velocity_mean, gm, at, ok, rate, MOMENTUM), mask=ok)
     elif KIND == "precisions":
         _followed(mean, rho, velocity_mean, numbers, m, bend, s, gm, gv, at, ok, k, rate, AVERAGE, IMPLICIT,
@@ -268,10 +288,12 @@ def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, se
              prior_stride, scale_stride,
              IN: tl.constexpr, OUT: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr, FIRST: tl.constexpr,
              BIAS: tl.constexpr, ACT: tl.constexpr, FIXED: tl.constexpr, MOMENTUM: tl.constexpr,
-             AVERAGE: tl.constexpr, IMPLICIT: tl.constexpr, FARTHEST: tl.constexpr, SAID: tl.constexpr,
-             MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr, R: tl.constexpr,
-             B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
-    """A tile of a layer's weights moves a step; the slopes of its inputs go to the layer below."""
+             MOVES: tl.constexpr, AVERAGE: tl.constexpr, IMPLICIT: tl.constexpr, FARTHEST: tl.constexpr,
+             SAID: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, NORMALS: tl.constexpr,
+             R: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+             KIND: tl.constexpr):  # fmt: skip
+    """A tile of a layer's weights moves a step, or its gradient is stored; the slopes of its inputs go to the layer
+    below."""
     k = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, ROWS)[:, None]
     outs = tl.arange(0, OUTS)
@@ -317,7 +339,7 @@ def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, se
         moves = held & (tl.load(counts + k + tl.zeros(held.shape, tl.int32)) > 0)
     _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, numbers, m, r, s, bend, gm, gv, at,
             k * prior_stride + inside, moves, held, k, weight, rate, scale_stride, FIXED, MOMENTUM, KIND,
-            AVERAGE, IMPLICIT, FARTHEST, SAID)  # fmt: skip
+            MOVES, AVERAGE, IMPLICIT, FARTHEST, SAID)  # fmt: skip
     if BIAS:  # noqa: SIM102  (the compiler knows this one)
         if tl.program_id(1) == 0:
             own = bias_at + outs
@@ -333,4 +355,4 @@ def backward(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, se
                 shifts = there & (tl.load(counts + k + tl.zeros(there.shape, tl.int32)) > 0)
             _update(mean, rho, velocity_mean, velocity_rho, prior_mean, prior_scale, numbers, b, q, t, turn,
                     tl.sum(dm, 0), tl.sum(dv, 0), k * P + own, k * prior_stride + own, shifts, there, k, weight,
-                    rate, scale_stride, FIXED, MOMENTUM, KIND, AVERAGE, IMPLICIT, FARTHEST, SAID)  # fmt: skip
+                    rate, scale_stride, FIXED, MOMENTUM, KIND, MOVES, AVERAGE, IMPLICIT, FARTHEST, SAID)  # fmt: skip
