@@ -219,7 +219,14 @@ WRONG = {
     "a time without end": (south("days", "inf"), r"site south, target 'days': time 'inf' \(row 2, 1 in all\) is no ti"),
     "a time in float64": (south("days", "1e80"), "site south, target 'days': time '1e80' .* is no time"),
     "a date": (south("days", "2024-05-31"), "site south, target 'days' holds dates; give the time from entry to event"),
-    "a word for a time": (south("days", "long"), r"site south, target 'days': 'long' \(row 2\) is not a number; mend"),
+    "a word for a time": (
+        south("days", "long"),
+        r"site south, target 'days': time 'long' \(row 2, 1 in all\) is no number; mend",
+    ),
+    "a decimal comma": (
+        south("days", '"3,5"'),
+        r"site south, target 'days': time '3,5' \(row 2, 1 in all\) is no numbe",
+    ),
     "times alone": (["days,died", "3,1", "4,0"], "site south has no column but the target 'days' and the event 'died'"),
 }
 

@@ -104,6 +104,8 @@ Labels = Mapping[str, Sequence[Any]] | Sequence[Any]
 
 def given_times(times: Sequence[float], event: str | None, labels: Labels | None = None) -> tuple[float, ...]:
     """Where survival curves are cut, as the user says it; options that do not fit the kind of target are refused."""
+    if isinstance(times, str) or not isinstance(times, Sequence | np.ndarray):
+        raise InputError(f"times: give a list of them, such as times = [365, 730], not {shown(times)}")
     if event is None and len(times):
         raise InputError("times: curves of survival alone are cut; name the column of events: event = ...")
     if event is not None and labels is not None:

@@ -19,7 +19,7 @@ from fedbayes.data.summary import (
     numbers_of,
     summarise,
 )
-from fedbayes.data.values import Values, canonical, refuse_gaps
+from fedbayes.data.values import Values, canonical, is_number, refuse_gaps
 from fedbayes.errors import InputError, shown
 
 LATEST = 1e15  # of a time: float32 holds the squares of such
@@ -70,7 +70,13 @@ def times_of(values: Values, where: str) -> np.ndarray:
     words = values.data.tolist() if values.data.dtype == object else []
     if values.kind == DATE or any(word is not None and ISO_DATE.fullmatch(word) for word in words):
         raise InputError(f"{where} holds dates; give the time from entry to event as a number, such as of days")
-    infinite = np.array([_is_infinite(v) for v in values.data.tolist()], bool)
+    strange = [row for row, word in enumerate(words) if word is not None and not is_number(word)]
+    if strange:
+        raise InputError(
+            f"{where}: time {shown(words[strange[0]])} (row {strange[0] + 1}, {len(strange)} in all) is no number; "
+            "mend it, name it among blanks, or name the column of times as target"
+        )
+    infinite = np.array([v is not None and np.isinf(float(v)) for v in values.data.tolist()], bool)
     finite = values.data.copy()
     finite[infinite] = "0" if words else 0.0
     numbers = numbers_of(values._replace(data=finite), NUMBER, where)
@@ -98,10 +104,3 @@ def events_of(values: Values, where: str) -> np.ndarray:
 
 def _places(table: SiteTable, target: str, event: str) -> tuple[str, str]:
     return f"site {table.site}, target {target!r}", f"site {table.site}, event {event!r}"
-
-
-def _is_infinite(value: object) -> bool:
-    try:
-        return bool(np.isinf(float(value)))  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
