@@ -28,7 +28,7 @@ def blocks(page: str) -> list[tuple[int, str]]:
 PAGES = {
     "docs/tutorial.md": 10,
     "docs/hospitals.md": 7,
-    "docs/survival.md": 3,
+    "docs/survival.md": 4,
     "docs/adapters.md": 2,
     "docs/following.md": 3,
     "docs/images.md": 3,

@@ -367,12 +367,6 @@ def test_a_date_is_reported_as_a_day(folder):
         site_tables.coded(new, coding)
 
 
-@pytest.mark.parametrize("told", [{"target": ["days", "died"]}, {"target": "age", "kind": "survival"}])
-def test_times_to_events_are_read_elsewhere(folder, told):
-    with pytest.raises(InputError, match=r"target: tables have one column .* from_csv\(.*kind=.survival"):
-        fb.data.from_tables(folder, **told)
-
-
 def test_one_column_to_drop_needs_no_list(folder):
     alone, listed = (fb.data.from_tables(folder, "ill", test=0.0, drop=drop) for drop in ("seen", ["seen"]))
     assert "seen" not in alone.data.columns

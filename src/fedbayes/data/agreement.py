@@ -21,6 +21,7 @@ from fedbayes.data.summary import (
     SiteSummary,
     median_of,
 )
+from fedbayes.data.survival import check_times
 from fedbayes.data.values import alike, canonical, is_number
 from fedbayes.errors import InputError, shown
 from fedbayes.files import reading, text_of, write_atomically
@@ -40,6 +41,7 @@ def agree(summaries: Sequence[SiteSummary], how: Agreed) -> Coding:
             total = total + site.columns[name]
         columns.append(_column(name, total, how.missing))
         moments.append([_moments(site.columns[name], columns[-1]) for site in summaries])
+    _check_events(summaries, how.event)
     target = first.target
     for site in others:
         target = target + site.target
@@ -56,7 +58,7 @@ def agree(summaries: Sequence[SiteSummary], how: Agreed) -> Coding:
         if how.scale == "site"
         else []
     )
-    if how.kind == "real":
+    if how.kind != "classes":
         check_unit(target.moments.deviation, how.target)
     return Coding(
         how.target,
@@ -67,9 +69,25 @@ def agree(summaries: Sequence[SiteSummary], how: Agreed) -> Coding:
         how.scale,
         tuple(site.site for site in summaries),
         tuple(tuple(per) for per in scales),
-        (target.moments.mean, target.moments.deviation) if how.kind == "real" else None,
+        (target.moments.mean, target.moments.deviation) if how.kind != "classes" else None,
         all(site.site_effects for site in summaries),
+        how.event,
+        how.times,
     )
+
+
+def _check_events(summaries: Sequence[SiteSummary], event: str | None) -> None:
+    """Refuse sites of which some count events and others do not, and events that nobody has seen."""
+    for site in summaries:
+        if event is None and site.event is not None:
+            raise InputError(f"site {site.site} counts events; name their column: event = ...")
+        if event is not None and site.event is None:
+            raise InputError(f"site {site.site} counts no events; have it write its summary with event = {event!r}")
+    if event is not None and not any(site.event.counts.get("1") for site in summaries if site.event is not None):
+        raise InputError(
+            f"event {event!r}: no event was seen in any training row ({', '.join(s.site for s in summaries)}); are 0 "
+            "and 1 swapped?"
+        )
 
 
 def check_unit(deviation: float, target: str) -> None:
@@ -82,6 +100,17 @@ def check_unit(deviation: float, target: str) -> None:
 
 
 Labels = Mapping[str, Sequence[Any]] | Sequence[Any]
+
+
+def given_times(times: Sequence[float], event: str | None, labels: Labels | None = None) -> tuple[float, ...]:
+    """Where survival curves are cut, as the user says it; options that do not fit the kind of target are refused."""
+    if isinstance(times, str) or not isinstance(times, Sequence | np.ndarray):
+        raise InputError(f"times: give a list of them, such as times = [365, 730], not {shown(times)}")
+    if event is None and len(times):
+        raise InputError("times: curves of survival alone are cut; name the column of events: event = ...")
+    if event is not None and labels is not None:
+        raise InputError(f"labels: the target is a time beside the event {event!r}, no class; leave labels out")
+    return check_times(times) if len(times) else ()
 
 
 def class_by_value(labels: Labels | None) -> tuple[dict[str, str] | None, tuple[str, ...]]:
@@ -173,16 +202,26 @@ def agree_on(
     labels: Labels | None = None,
     missing: str = "median",
     scale: str = "federation",
+    event: str | None = None,
+    times: Sequence[float] = (),
 ) -> Coding:
-    """The coding that follows from summaries, or files of them, of all sites: what each site codes its rows by."""
+    """The coding that follows from summaries, or files of them, of all sites: what each site codes its rows by.
+
+    With an `event` beside a target of times, survival curves are cut at `times`: no site tells when its events came.
+    """
     sites: list[SiteSummary] = []
     for given in summaries:
         sites += [given] if isinstance(given, SiteSummary) else read_summaries(given)
     if not sites:
         raise InputError("no summary of a site; give at least one")
     by_value, classes = class_by_value(labels)
-    kind = "classes" if any(site.target.counts for site in sites) else "real"
-    return agree(sites, Agreed(target, kind, {}, by_value, classes, missing, scale))
+    kind = "survival" if event else "classes" if any(site.target.counts for site in sites) else "real"
+    if event is not None and not len(times):
+        raise InputError(
+            "times: no site tells when its events came; say where survival curves are cut, such as times = [365, 730]"
+        )
+    cuts = given_times(times, event, labels)
+    return agree(sites, Agreed(target, kind, {}, by_value, classes, missing, scale, event, cuts))
 
 
 def save_summaries(summaries: Sequence[SiteSummary], path: str | Path) -> None:

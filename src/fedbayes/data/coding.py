@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedbayes.data.events import refuse_without_event, survival_targets
 from fedbayes.data.frames import SiteTable
 from fedbayes.data.preparation import Seen, TableColumns
 from fedbayes.data.summary import (
@@ -22,7 +23,8 @@ from fedbayes.data.summary import (
     Told,
     numbers_of,
 )
-from fedbayes.data.values import Values, alike, canonical
+from fedbayes.data.survival import check_times
+from fedbayes.data.values import Values, alike, canonical, refuse_gaps
 from fedbayes.errors import InputError, shown
 from fedbayes.files import reading, text_of, write_atomically
 
@@ -62,6 +64,8 @@ class Agreed(NamedTuple):
     classes: tuple[str, ...]  # in their order; empty: as they are found
     missing: str
     scale: str
+    event: str | None = None  # the column of events beside a target of times
+    times: tuple[float, ...] = ()  # where survival curves are cut
 
 
 @dataclass(frozen=True)
@@ -69,15 +73,17 @@ class Coding:
     """Columns, target and classes that all sites share."""
 
     target: str
-    kind: str  # of the target: classes or real
+    kind: str  # of the target
     columns: tuple[Column, ...]
     classes: tuple[str, ...] = ()
     labels: Mapping[str, str] | None = None  # class by value of the target; None: values are classes
     scale: str = "federation"
     sites: tuple[str, ...] = ()
     site_scales: tuple[tuple[tuple[float, float], ...], ...] = ()  # mean and deviation by site and column
-    target_scale: tuple[float, float] | None = None
+    target_scale: tuple[float, float] | None = None  # mean and deviation of numbers or times
     site_effects: bool = False  # whether the column `site` says whose a row is
+    event: str | None = None  # the column of events, where the target is a time
+    times: tuple[float, ...] = ()  # where survival curves are cut
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,7 +124,9 @@ class Coding:
     def agreed(self) -> Agreed:
         """How columns and targets are coded, as the user said it."""
         kinds = {column.name: column.kind for column in self.columns}
-        return Agreed(self.target, self.kind, kinds, self.labels, self.classes, "median", self.scale)
+        return Agreed(
+            self.target, self.kind, kinds, self.labels, self.classes, "median", self.scale, self.event, self.times
+        )
 
     def rows(self, table: SiteTable, *, shifts: bool = True) -> tuple[np.ndarray, list[str]]:
         """A table's rows as they are stored, float64 [n, F], and what is odd about them, one line for each column."""
@@ -145,10 +153,13 @@ class Coding:
         return np.stack(columns, 1) if columns else np.zeros((table.rows, 0)), notes
 
     def targets(self, table: SiteTable) -> np.ndarray:
-        """A table's targets: class numbers, or numbers in their own units."""
+        """A table's targets: class numbers, numbers in their own units, or pairs of a time and an event."""
         where = f"site {table.site}, target {self.target!r}"
         if self.target not in table.columns:
             raise InputError(f"site {table.site} has no column {self.target!r}, the target; add it there")
+        if self.event is not None:
+            refuse_without_event(table, self.event)
+            return survival_targets(table, self.target, self.event)
         values = table.columns[self.target]
         if self.kind == "real":
             numbers = numbers_of(values, "number", where)
@@ -160,12 +171,16 @@ class Coding:
         return np.array([number[known[word]] for word in words], np.int64)
 
     def target_notes(self, table: SiteTable, targets: np.ndarray) -> list[str]:
-        """A line where real targets are far from those of all sites."""
+        """A line where real targets or times are far from those of all sites, and where no event was seen."""
         if self.target_scale is None:
             return []
         mean, deviation = self.target_scale
-        notes = _shift_notes(Column(self.target, NUMBER, mean=mean, deviation=deviation), targets)
-        return [f"site {table.site}, target {self.target!r}: {note}" for note in notes]
+        numbers = targets if self.event is None else targets[:, 0].astype(np.float64)
+        notes = _shift_notes(Column(self.target, NUMBER, mean=mean, deviation=deviation), numbers)
+        notes = [f"site {table.site}, target {self.target!r}: {note}" for note in notes]
+        if self.event is not None and table.rows and not targets[:, 1].any():
+            notes.append(f"site {table.site}, event {self.event!r}: none was seen in {table.rows} training rows")
+        return notes
 
     def as_table(self) -> dict[str, Any]:
         """Plain values, as a file holds them; `coding_of` is the inverse."""
@@ -192,15 +207,6 @@ def checked_labels(words: np.ndarray, known: Collection[str], where: str) -> lis
             f"{', '.join(known)}; mend it, or add it to labels"
         )
     return list(words)
-
-
-def refuse_gaps(gone: np.ndarray, where: str) -> None:
-    """Refuse targets that are missing."""
-    if gone.any() and gone.all():
-        raise InputError(f"{where} has no value in any of its {len(gone)} rows; leave the site out, or fill them in")
-    if gone.any():
-        row = int(gone.argmax()) + 1
-        raise InputError(f"{where} is missing in {int(gone.sum())} of {len(gone)} rows (first: row {row}); drop those")
 
 
 def _stored(column: Column, values: Values, where: str, shifts: bool) -> tuple[np.ndarray, list[str]]:
@@ -267,7 +273,10 @@ def coding_of(table: Mapping[str, Any]) -> Coding:
         ):
             raise ValueError(f"column {shown(column.name)} is {shown(row)}")
         columns.append(column)
-    if table["kind"] not in ("classes", "real") or table["scale"] not in SCALES:
+    event, times = table.get("event"), tuple(table.get("times", ()))
+    if (table["kind"] == "survival") != (event is not None):
+        raise ValueError(f"kind is {shown(table['kind'])}, event {shown(event)}")
+    if table["kind"] not in ("classes", "real", "survival") or table["scale"] not in SCALES:
         raise ValueError(f"kind is {shown(table['kind'])}, scale {shown(table['scale'])}")
     scales = tuple(tuple((float(m), float(d)) for m, d in site) for site in table["site_scales"])
     if scales and (len(scales) != len(table["sites"]) or any(len(site) != len(columns) for site in scales)):
@@ -284,4 +293,6 @@ def coding_of(table: Mapping[str, Any]) -> Coding:
         scales,
         None if target_scale is None else (float(target_scale[0]), float(target_scale[1])),
         table.get("site_effects") is True,
+        None if event is None else str(event),
+        () if event is None else check_times(times),
     )

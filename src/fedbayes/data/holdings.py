@@ -78,16 +78,31 @@ def site_table(held: Holdings) -> Table:
         sizes = np.nan_to_num(np.abs(held.shift[k]))
         far = [f"{names[j]} {_amount(held, k, int(j))}" for j in np.argsort(-sizes)[:3] if sizes[j] >= 0.5]
         missing = f"{held.missing[k].mean():.1%}"
-        row = (site.site, str(site.rows), missing, _mix(site.target, held), ", ".join(far) or "-")
+        row = (site.site, str(site.rows), missing, _mix(site, held), ", ".join(far) or "-")
         table.add_row(*map(escape, row))
     return table
 
 
-def _mix(target: ColumnSummary, held: Holdings) -> str:
+def _mix(site: SiteSummary, held: Holdings) -> str:
+    target = site.target
+    if site.event is not None:
+        seen, rows = site.event.counts["1"], sum(site.event.counts.values())
+        return f"{_spread(target)}, {seen / max(1, rows):.0%} events"
     if target.counts:
         total = sum(target.counts.values())
         return ", ".join(f"{v} {target.counts.get(v, 0) / total:.0%}" for v in sorted(held.target.counts)[:6])
+    return _spread(target)
+
+
+def _spread(target: ColumnSummary) -> str:
     return f"{target.moments.mean:.4g} ± {target.moments.deviation:.4g}" if target.moments.rows else "-"
+
+
+def _counts(site: SiteSummary) -> Mapping[str, int]:
+    """Rows by target: of each class, or with an event and without."""
+    if site.event is None:
+        return site.target.counts
+    return {"event": site.event.counts["1"], "no event": site.event.counts["0"]}
 
 
 def _amount(held: Holdings, k: int, j: int) -> str:
@@ -134,13 +149,15 @@ def figure(held: Holdings, path: str | Path | None = None) -> Any:
     drawing = Figure(figsize=(wide, 3 * tall), layout="constrained")
     top, *maps = drawing.subplots(3, 1)
     left = np.zeros(len(sites))
-    for i, value in enumerate(sorted(held.target.counts) or ["rows"]):
-        counts = [s.target.counts.get(value, 0) if held.target.counts else s.rows for s in held.sites]
+    rows = [_counts(site) for site in held.sites]
+    classes = sorted({value for one in rows for value in one})
+    for i, value in enumerate(classes or ["rows"]):
+        counts = [one.get(value, 0) if classes else s.rows for s, one in zip(held.sites, rows)]
         top.barh(sites, counts, left=left, label=value, color=f"C{i}")
         left = left + np.array(counts)
     top.invert_yaxis()
     top.set_title("rows, by target", fontsize=10, loc="left")
-    if held.target.counts:
+    if classes:
         top.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     top.spines[["top", "right"]].set_visible(False)
     looks = (

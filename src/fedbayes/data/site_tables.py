@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.data.agreement import Labels, agree, class_by_value
+from fedbayes.data.agreement import Labels, agree, given_times
 from fedbayes.data.coding import FILLS, SCALES, SITE, Agreed, Coding, read_coding
 from fedbayes.data.dataset import Clients, Dataset, place_of
+from fedbayes.data.events import summarise_survival, survival_targets
 from fedbayes.data.frames import BLANKS, SiteTable, table_of
-from fedbayes.data.own import FEW_VALUES
 from fedbayes.data.partition import natural
 from fedbayes.data.preparation import Scale
 from fedbayes.data.ragged import Ragged
@@ -26,12 +26,11 @@ from fedbayes.data.summary import (
     CATEGORY,
     SiteSummary,
     Told,
-    numbers_of,
-    refuse_commas,
-    refuse_words_among_numbers,
     summarise,
 )
-from fedbayes.data.values import Values, canonical, is_number, texts
+from fedbayes.data.survival import cut_times
+from fedbayes.data.targets import checked_target, told_of
+from fedbayes.data.values import Values, canonical, texts
 from fedbayes.errors import InputError, shown, unknown
 
 THIN = {"refuse": "an error", "keep": "trained with all the same", "drop": "left out, with a warning"}
@@ -47,6 +46,8 @@ def from_tables(
     kinds: Told | None = None,
     labels: Labels | None = None,
     kind: str | None = None,
+    event: str | None = None,
+    times: Sequence[float] = (),
     missing: str = "median",
     blanks: Sequence[str] = BLANKS,
     scale: str = "federation",
@@ -69,6 +70,8 @@ def from_tables(
       their order
     - `labels`: the classes, as a list, or as a mapping from classes to values of the target
     - `kind`: "classes" or "real", where the target's values may be either
+    - `event`: the column that says whether the event was seen at the time that is the target (1), or not until then (0)
+    - `times`: where survival curves are cut; by default ten with equally many of the training rows' events between them
     - `missing`: "median", "mean" (in place of a missing value, with a flag beside it) or "drop" (such rows)
     - `scale`: "federation", "site" (each site by its own rows) or "none"
     - `test`: the share of each site's rows that is kept for the test, drawn by `seed` (by class; None: evenly spread),
@@ -82,18 +85,13 @@ def from_tables(
         if value not in choices:
             raise unknown(what, value, choices)
     coding = read_coding(coding) if isinstance(coding, str | Path) else coding
-    target = coding.target if coding is not None else target
-    if target is None:
-        raise InputError("target: name the column to predict")
-    if not isinstance(target, str) or kind == "survival":
-        raise InputError(
-            f"target: tables have one column of classes or numbers to predict, not {shown(target)}; times to events "
-            'are read by from_csv(..., ["time", "event"], kind="survival"), or given to from_clients'
-        )
+    target, event = (target, event) if coding is None else (coding.target, coding.event)
+    target = checked_target(target, event, kind if coding is None else None)
+    cuts = given_times(times, event, labels) if coding is None else coding.times
     effects = site_effects if coding is None else coding.site_effects
-    read = Reading(target, site, columns, drop, blanks, missing, effects)
+    read = Reading(target, site, columns, drop, blanks, missing, effects, event)
     tables = read.tables(sites)
-    how = _how(tables, read, kinds, labels, kind, scale) if coding is None else coding.agreed
+    how = told_of(tables, read, kinds, labels, kind, scale) if coding is None else coding.agreed
     for table in tables:  # before rows are drawn, so that a row's number is that of the table
         check_values(table, how)
     tests = None if isinstance(test, int | float) else read.tables(test)
@@ -107,8 +105,7 @@ def from_tables(
         fitted = [train for k, (train, _) in enumerate(parts) if k != gone]
         if not fitted:
             raise InputError(f"{names[0]} is the only site; without it nothing is left to fit on: add a site")
-        told = (target, how.kinds, how.kind == "classes", effects)
-        coding = agree([summarise(train, *told) for train in fitted], how)
+        coding = agree([_summary(train, how, effects) for train in fitted], _with_times(how, fitted, cuts))
         _warn(coding.odd)
     return _clients(parts, coding, name)
 
@@ -129,14 +126,31 @@ def summary_of(
     Without a target: of all its rows and columns.
     """
     read = Reading(target, **reading)
+    if target is not None or read.event is not None:
+        checked_target(target, read.event, kind)
+        given_times((), read.event, labels)
     tables = read.tables(sites)
     if target is None:
         return [summarise(table, None, kinds or {}, False) for table in tables]
-    how = _how(tables, read, kinds, labels, kind, "federation")
+    how = told_of(tables, read, kinds, labels, kind, "federation")
     for table in tables:
         check_columns(table, how)
     parts = _split(tables, how, test, seed)
-    return [summarise(train, target, how.kinds, how.kind == "classes", read.site_effects) for train, _ in parts]
+    return [_summary(train, how, read.site_effects) for train, _ in parts]
+
+
+def _summary(table: SiteTable, how: Agreed, effects: bool) -> SiteSummary:
+    if how.event is not None:
+        return summarise_survival(table, how.target, how.event, how.kinds, effects)
+    return summarise(table, how.target, how.kinds, how.kind == "classes", effects)
+
+
+def _with_times(how: Agreed, tables: Sequence[SiteTable], times: tuple[float, ...]) -> Agreed:
+    """With the times at which survival curves are cut: those that were given, or by the events of training rows."""
+    if how.event is None or times:
+        return how._replace(times=times)
+    targets = [survival_targets(table, how.target, how.event) for table in tables]
+    return how._replace(times=cut_times(torch.from_numpy(np.concatenate(targets))))
 
 
 def blank(coding: Coding | str | Path, name: str = "tables") -> Dataset:
@@ -145,6 +159,8 @@ def blank(coding: Coding | str | Path, name: str = "tables") -> Dataset:
     row = [0.0 if column.values else column.fill for column in coding.columns]
     x = np.array([[*row, *([-1.0] if coding.scale == "site" else [])]])
     y = np.zeros(1, np.int64 if coding.kind == "classes" else np.float64)
+    if coding.kind == "survival":
+        y = np.array([[coding.times[-1], 0.0]], np.float32)
     return _dataset(x, y, x[:0], y[:0], coding, name)
 
 
@@ -179,43 +195,6 @@ def coded(table: Any, coding: Coding, site: str | None = None) -> Tensor:
         x[owners == owner], notes = coding.rows(whole.pick(owners == owner)._replace(site=str(owner)))
         _warn(notes)
     return torch.from_numpy(x)
-
-
-def _how(
-    tables: Sequence[SiteTable], read: Reading, kinds: Told | None, labels: Labels | None, kind: str | None, scale: str
-) -> Agreed:
-    known = {name for table in tables for name in table.columns}
-    for column in kinds or {}:
-        if column not in known:
-            raise unknown("column in kinds", column, known)
-    assert read.target is not None
-    by_value, classes = class_by_value(labels)
-    kind = kind or ("classes" if classes else _target_kind(tables, read.target))
-    if kind not in ("classes", "real"):
-        raise InputError(f"kind must be classes or real, not {shown(kind)}")
-    return Agreed(read.target, kind, kinds or {}, by_value, classes, read.missing, scale)
-
-
-def _target_kind(tables: Sequence[SiteTable], target: str) -> str:
-    """Words are classes, numbers real; few whole numbers may be either and are refused."""
-    parts = [(table.columns[target], f"site {table.site}, target {target!r}") for table in tables]
-    texts = {where: v.data.tolist() for v, where in parts if v.data.dtype == object}
-    if not all(is_number(word) for words in texts.values() for word in words if word is not None):
-        for where, words in texts.items():
-            refuse_commas([word for word in words if word is not None], where, 'or say kind = "classes"')
-            refuse_words_among_numbers(words, where, 'leave such rows out, or say kind = "classes"')
-        return "classes"
-    numbers = np.concatenate([numbers_of(values, "number", where) for values, where in parts])
-    held = numbers[~np.isnan(numbers)]
-    values = np.unique(held)
-    few = 2 <= len(values) <= FEW_VALUES and len(held) > 2 * len(values)
-    if few and (values == values.round()).all() and (len(values) == 2 or (np.diff(values) == 1).all()):
-        raise InputError(
-            f"target {target!r} holds the whole numbers {values[0]:g} {'and' if len(values) == 2 else 'to'} "
-            f'{values[-1]:g}, which may be classes or measurements; say kind = "classes" or kind = "real" (in an '
-            "experiment file under [data_options])"
-        )
-    return "real"
 
 
 def _apart(tables: Sequence[SiteTable], tests: Sequence[SiteTable]) -> list[tuple[SiteTable, SiteTable]]:
@@ -300,7 +279,7 @@ def _dataset(
 ) -> Dataset:
     inputs, targets, test_inputs, test_targets = (torch.from_numpy(part) for part in (x, y, test_x, test_y))
     scale = None
-    if coding.target_scale is not None:
+    if coding.target_scale is not None and coding.kind == "real":
         scale = Scale(*(torch.tensor([v], dtype=torch.float32) for v in coding.target_scale))
         targets, test_targets = (scale.apply(part.reshape(-1, 1)) for part in (targets, test_targets))
     return Dataset(
@@ -316,6 +295,7 @@ def _dataset(
         scale,
         columns=coding.names,
         coding=coding,
+        times=coding.times,
     )
 
 

@@ -132,6 +132,7 @@ class SiteSummary:
     columns: Mapping[str, ColumnSummary]
     target: ColumnSummary
     site_effects: bool = False  # whether the column `site` was made of the site's name
+    event: ColumnSummary | None = None  # of the column beside a target of times
 
     def as_table(self) -> dict[str, Any]:
         """Plain values, as a file holds them; `from_table` is the inverse."""
@@ -141,7 +142,8 @@ class SiteSummary:
     def from_table(cls, table: Mapping[str, Any]) -> SiteSummary:
         columns = {str(name): _column_of(row) for name, row in table["columns"].items()}
         effects = table.get("site_effects") is True
-        return cls(str(table["site"]), int(table["rows"]), columns, _column_of(table["target"]), effects)
+        event = None if table.get("event") is None else _column_of(table["event"])
+        return cls(str(table["site"]), int(table["rows"]), columns, _column_of(table["target"]), effects, event)
 
 
 def _column_of(row: Mapping[str, Any]) -> ColumnSummary:

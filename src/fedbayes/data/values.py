@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedbayes.errors import InputError
+
 WHOLE = re.compile(r"([+-]?)(\d+)(?:\.0*)?", re.ASCII)  # a whole number as tables have it, with or without a point
 
 
@@ -69,3 +71,12 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return "_" not in text
+
+
+def refuse_gaps(gone: np.ndarray, where: str) -> None:
+    """Refuse targets that are missing."""
+    if gone.any() and gone.all():
+        raise InputError(f"{where} has no value in any of its {len(gone)} rows; leave the site out, or fill them in")
+    if gone.any():
+        row = int(gone.argmax()) + 1
+        raise InputError(f"{where} is missing in {int(gone.sum())} of {len(gone)} rows (first: row {row}); drop those")
