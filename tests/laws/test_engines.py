@@ -208,10 +208,11 @@ def test_steps_compiled_beside_a_run_are_the_steps(
                 assert (graph.code, shapes) == (ours.code, own)
 
     monkeypatch.setattr("fedbayes.engine.compiled.Beside", AtOnce)
-    runs = [one_round("mlp", method, "stacked", UNEQUAL, compile=how, rounds=2) for how in ("off", "soon")]
-    switch = "steps run compiled from round 2 on, eagerly before: the same to rounding only"
+    runs = [one_round("mlp", method, "stacked", UNEQUAL, compile=how, rounds=3) for how in ("off", "soon")]
+    switch = "steps run compiled from round 3 on, eagerly before: the same to rounding only"
     assert not fallbacks(runs[1].journal[0])
-    assert set(runs[1].journal[1]["notes"]) == {switch}
+    assert not fallbacks(runs[1].journal[1])
+    assert set(runs[1].journal[2]["notes"]) == {switch}
     same(*runs, 1e-9)
 
 
