@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from site_files import write
 
 import fedbayes as fb
 from fedbayes.data import agreement, holdings, site_tables, summary
@@ -14,12 +15,6 @@ from fedbayes.errors import InputError
 HEAD = "age,sex,seen,grade,ill"
 NORTH = ["50,m,2024-01-05,low,no", "61,f,2024-02-01,mid,yes", "?,f,2024-02-11,low,no", "47,m,2024-03-01,high,yes"]
 SOUTH = ["30,f,2023-12-31,mid,no", "70,m,2024-05-31,,yes", "55,,2024-01-01,low,no", "52,f,2024-01-02,mid,yes"]
-
-
-def write(folder, **sites):
-    for name, lines in sites.items():
-        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    return folder
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from site_files import write
 
 import fedbayes as fb
 from fedbayes.data import holdings
@@ -16,12 +17,6 @@ HEAD = "age,sex,days,died"
 NORTH = ["50,1,30,1", "61,0,400.5,0", "47,1,12,1", "55,0,77,0", "64,1,5,1"]
 SOUTH = ["30,0,210,0", "70,1,8,1", "52,0,33,1", "41,1,90,0"]
 ASKED = {"target": "days", "event": "died"}
-
-
-def write(folder, **sites):
-    for name, lines in sites.items():
-        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    return folder
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from site_files import at_site
 from typer.testing import CliRunner
 
 import fedbayes as fb
@@ -127,14 +128,6 @@ def test_wrong_tables_end_in_one_line(home, tmp_path, options, says):
         run(Experiment(data="tables", data_options=asked(home, **options), rounds=1), tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "config.toml").exists()
-
-
-def at_site(client, folder):
-    """A user's data function, as on Flower: each machine has the coding, and its own rows alone."""
-    if client is None:
-        return fb.data.blank(f"{folder}/coding.json")
-    site = ("aachen", "basel")[client]
-    return fb.data.from_tables(f"{folder}/sites/{site}.csv", coding=f"{folder}/coding.json").data
 
 
 def test_nodes_need_no_rows_but_their_own(home, tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from site_files import at_site
 from typer.testing import CliRunner
 
 import fedbayes as fb
@@ -196,14 +197,6 @@ def test_wrong_tables_end_in_one_line(home, tmp_path, fault):
         run(Experiment(data="tables", data_options=options, rounds=1), tmp_path / "run")
     assert says in str(caught.value)
     assert not (tmp_path / "run" / "config.toml").exists()
-
-
-def at_site(client, folder):
-    """A user's data function, as on Flower: each machine has the coding, and its own rows alone."""
-    if client is None:
-        return fb.data.blank(f"{folder}/coding.json")
-    site = ("aachen", "basel")[client]
-    return fb.data.from_tables(f"{folder}/sites/{site}.csv", coding=f"{folder}/coding.json").data
 
 
 def test_nodes_need_no_rows_but_their_own(home, tmp_path):

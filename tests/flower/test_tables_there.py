@@ -21,6 +21,20 @@ def site(client, folder):
     return fb.data.from_tables(f"{folder}/{SITES[client]}.csv", coding=f"{folder}/coding.json").data
 
 
+def experiment(folder, epochs):
+    """Two rounds of nodes that have these tables."""
+    return Experiment(
+        data="test_tables_there:site",
+        data_options={"folder": str(folder)},
+        clients=2,
+        network="linear",
+        method="pvi",
+        rounds=2,
+        options={"epochs": epochs},
+        flower={"wait": 5.0, "timeout": 20.0},
+    )
+
+
 def test_tables_stay_with_their_nodes(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     files = []
@@ -32,16 +46,7 @@ def test_tables_stay_with_their_nodes(tmp_path, monkeypatch):
         fb.data.save_summaries(fb.data.summary_of(tmp_path / f"{name}.csv", "ill"), tmp_path / f"{name}.json")
         files.append(tmp_path / f"{name}.json")
     fb.data.agree_on(files, "ill").save(tmp_path / "coding.json")
-    x = Experiment(
-        data="test_tables_there:site",
-        data_options={"folder": str(tmp_path)},
-        clients=2,
-        network="linear",
-        method="pvi",
-        rounds=2,
-        options={"epochs": 2},
-        flower={"wait": 5.0, "timeout": 20.0},
-    )
+    x = experiment(tmp_path, epochs=2)
     far = run(carried(replace(x, engine="flower")), tmp_path / "far", InProcess(carried(replace(x, engine="flower"))))
     near = here(replace(x, engine="loop", flower={}), tmp_path / "near")
     torch.testing.assert_close(far["pvi"].posterior.mean, near["pvi"].posterior.mean, atol=1e-5, rtol=0)
@@ -62,17 +67,7 @@ def test_nodes_learn_survival_from_tables_of_their_own(tmp_path):
         fb.data.save_summaries(said, tmp_path / f"{name}.json")
         files.append(tmp_path / f"{name}.json")
     fb.data.agree_on(files, "days", event="died", times=[10, 30, 90]).save(tmp_path / "coding.json")
-    x = Experiment(
-        data="test_tables_there:site",
-        data_options={"folder": str(tmp_path)},
-        clients=2,
-        network="linear",
-        method="pvi",
-        rounds=2,
-        options={"epochs": 5},
-        engine="flower",
-        flower={"wait": 5.0, "timeout": 20.0},
-    )
+    x = replace(experiment(tmp_path, epochs=5), engine="flower")
     far = run(carried(x), tmp_path / "far", InProcess(carried(x)))["pvi"]
     assert "concordance" in far.journal[-1]["test"]
     p = far.predict({"dose": [3.0, np.nan, 7.0]})
